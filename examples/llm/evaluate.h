@@ -6,23 +6,14 @@
 #include "preference.h"
 #include "tune.h"
 
-/* Adds the losses of the batch to the sums. */
-static void evaluate_batch(tune_rank *t, tune_sums *sums) {
-    tune_trim(&t->batch);
-    if (t->job->data.pairs) {
-        tune_trim(&t->other);
-        prefer_add(t, sums);
-        return;
-    }
-    tsh_scope_begin(t->ctx);
+/* A `judge` of tune_rank: adds the losses of the batch to the sums. */
+static tsh_tensor *evaluate_batch(tune_rank *t, tsh_tensor *vectors) {
     tsh_tensor *targets = tune_tensor(t, &t->batch, t->batch.targets);
-    tsh_tensor *vectors = tune_vectors(t, &t->batch);
-    tsh_tensor *loss = vectors ? llm_loss(&t->net, vectors, targets) : NULL;
-    if (loss) sums->loss += tsh_item(t->ctx, loss);
-    if (loss) sums->right += (double)llm_accuracy(&t->net, vectors, targets);
-    sums->count += (double)t->batch.answers;
-    tune_forget(t);
-    tsh_scope_end(t->ctx);
+    tsh_tensor *loss = llm_loss(&t->net, vectors, targets);
+    if (loss) t->sums.loss += tsh_item(t->ctx, loss);
+    if (loss) t->sums.right += (double)llm_accuracy(&t->net, vectors, targets);
+    t->sums.count += (double)t->batch.answers;
+    return loss;
 }
 
 /* Begins and ends work without gradients and dropout, which frees each block's activations. */
@@ -39,21 +30,15 @@ static void evaluate_end(tune_rank *t) {
 
 /* Returns the sums over all held-out documents. */
 static tune_sums evaluate_held(tune_rank *t) {
-    const int64_t rows = t->job->rows;
-    const int64_t steps = llm_data_held_steps(&t->job->data, rows * t->replicas);
-    tune_sums sums = {0, 0, 0, 0};
+    const llm_data *data = &t->job->data;
+    const int64_t count = llm_data_held_steps(data, t->job->rows * t->replicas);
     evaluate_begin(t);
-    for (int64_t k = 0; k < steps && tsh_ok(t->ctx); k++) {
-        const llm_batch_of of = {
-            .step = k, .rows = rows, .replica = t->replica, .replicas = t->replicas};
-        if (llm_data_held(&t->reader, &of, &t->batch, &t->other))
-            evaluate_batch(t, &sums);
-        else
-            (void)tune_no_memory(t);
-    }
+    if (!data->pairs)
+        tune_forward(t, tune_take_held, evaluate_batch, count);
+    else if (prefer_begin(t, tune_take_held, count))
+        tune_forward(t, tune_take_held, prefer_add, count);
     evaluate_end(t);
-    tune_reduce(t, &sums);
-    return sums;
+    return tune_reduce(t);
 }
 
 /* -- a plain text, by windows ---------------------------------------------------- */
@@ -81,36 +66,32 @@ static void evaluate_window(const tune_job *job, int64_t w, int64_t r, llm_batch
     }
 }
 
+/* A `take` of tune_rank: the windows of batch k of this replica. */
+static int evaluate_take(tune_rank *t) {
+    const tune_job *job = t->job;
+    const int64_t rows = job->rows, first = (t->k * t->replicas + t->replica) * rows;
+    const int64_t left = evaluate_windows(job) - first, some = left < rows ? left : rows;
+    if (!llm_batch_clear(&t->batch, some, job->set.context, 0)) return 0;
+    for (int64_t r = 0; r < some; r++) evaluate_window(job, first + r, r, &t->batch);
+    tune_trim(&t->batch);
+    return 1;
+}
+
 /* Returns the sums over all windows of the text, of which each replica has some. */
 static tune_sums evaluate_text(tune_rank *t) {
-    const tune_job *job = t->job;
-    const int64_t windows = evaluate_windows(job), rows = job->rows;
-    tune_sums sums = {0, 0, 0, 0};
-    for (int64_t w = t->replica * rows; w < windows && tsh_ok(t->ctx); w += t->replicas * rows) {
-        const int64_t some = windows - w < rows ? windows - w : rows;
-        if (!llm_batch_clear(&t->batch, some, job->set.context, 0)) {
-            (void)tune_no_memory(t);
-            break;
-        }
-        for (int64_t r = 0; r < some; r++) evaluate_window(job, w + r, r, &t->batch);
-        evaluate_batch(t, &sums);
-    }
-    tune_reduce(t, &sums);
-    return sums;
+    const int64_t rows = t->job->rows, all = t->replicas * rows;
+    const int64_t left = evaluate_windows(t->job) - t->replica * rows;
+    evaluate_begin(t);
+    tune_forward(t, evaluate_take, evaluate_batch, left > 0 ? (left + all - 1) / all : 0);
+    evaluate_end(t);
+    return tune_reduce(t);
 }
 
 /* Runs --evaluate. */
 LLM_API void evaluate_run(tune_rank *t) {
     const tune_job *job = t->job;
-    tune_sums sums;
     llm_reader_open(&t->reader, &job->data, t->ctx);
-    if (job->tokens) {
-        evaluate_begin(t);
-        sums = evaluate_text(t);
-        evaluate_end(t);
-    } else {
-        sums = evaluate_held(t);
-    }
+    const tune_sums sums = job->tokens ? evaluate_text(t) : evaluate_held(t);
     if (!t->first || !tsh_ok(t->ctx)) return;
     const double loss = sums.loss / sums.count, share = 100 * sums.right / sums.count;
     if (job->data.pairs)

@@ -43,54 +43,29 @@ static void tune_group(const char *path, tsh_tensor *param, void *user) {
     if (tsh_ndim(param) == 1 && t->optim) (void)tsh_optim_group(t->optim, path, 1, 0);
 }
 
-/* Makes the next micro-batch, and adds its loss to the sums. Returns the loss, a sum of sums->count
- * terms of this micro-batch, which is added, too; NULL after an error. */
-static tsh_tensor *tune_micro(tune_rank *t, const llm_batch_of *of, tune_sums *sums,
-                              double *weight) {
+/* A `judge` of tune_rank: returns the batch's loss, and adds it to the sums. */
+static tsh_tensor *tune_loss(tune_rank *t, tsh_tensor *vectors) {
     tsh_tensor *loss;
-    if (!llm_data_batch(&t->reader, of, &t->batch, &t->other)) {
-        (void)tune_no_memory(t);
-        return NULL;
-    }
-    tune_trim(&t->batch);
-    *weight = (double)t->batch.answers;
-    if (t->job->data.pairs) {
-        tune_trim(&t->other);
-        loss = prefer_loss(t, weight);
-    } else {
-        loss = llm_loss(&t->net, tune_vectors(t, &t->batch),
-                        tune_tensor(t, &t->batch, t->batch.targets));
-    }
-    sums->loss += loss ? tsh_item(t->ctx, loss) : 0;
-    sums->count += *weight;
-    sums->tokens += tune_count_tokens(&t->batch);
-    if (t->job->data.pairs) sums->tokens += tune_count_tokens(&t->other);
+    t->weight = (double)t->batch.answers;
+    if (t->job->data.pairs)
+        loss = prefer_loss(t, vectors);
+    else
+        loss = llm_loss(&t->net, vectors, tune_tensor(t, &t->batch, t->batch.targets));
+    t->sums.loss += loss ? tsh_item(t->ctx, loss) : 0;
+    t->sums.count += t->weight;
+    t->sums.tokens += tune_count_tokens(&t->batch);
     return loss;
 }
 
-/* Step `step`, from 0 on, of the optimiser. Returns its sums over all replicas. */
-static tune_sums tune_step(tune_rank *t, int64_t step) {
-    const int64_t micros = t->set->accumulate;
-    tune_sums sums = {0, 0, 0, 0};
-    for (int64_t k = 0; k < micros && tsh_ok(t->ctx); k++) {
-        const llm_batch_of of = {.step = step,
-                                 .rows = t->job->rows,
-                                 .micro = k,
-                                 .micros = micros,
-                                 .replica = t->replica,
-                                 .replicas = t->replicas};
-        tsh_backward_desc how = {.defer = k + 1 < micros, .summed = 1};
-        tsh_tensor *loss = tune_micro(t, &of, &sums, &how.weight);
-        if (loss) (void)tsh_backward_with(t->ctx, loss, &how);
-        tune_forget(t);
-        (void)tsh_step_end(t->ctx);
-    }
-    tsh_optim_set_lr(t->optim, tsh_schedule_lr(&t->schedule, step));
+/* Step t->step of the optimiser. Returns its sums over all replicas. */
+static tune_sums tune_step(tune_rank *t) {
+    if (!t->job->data.pairs || prefer_begin(t, tune_take_micro, t->set->accumulate))
+        tune_backward(t, tune_take_micro, tune_loss);
+    tsh_optim_set_lr(t->optim, tsh_schedule_lr(&t->schedule, t->step));
     (void)tsh_optim_step(t->optim);
     tsh_zero_grads(t->net.root);
     (void)tsh_step_end(t->ctx);
-    tune_reduce(t, &sums);
-    return sums;
+    return tune_reduce(t);
 }
 
 /* -- a sample ----------------------------------------------------------------- */
@@ -102,25 +77,65 @@ static int tune_ends(const llm_config *c, int64_t id) {
     return 0;
 }
 
+/* Computes t->next, the most likely token after logits (1, 1, V). */
+static void tune_choose(tune_rank *t, tsh_tensor *logits) {
+    const tsh_sample_desc likely = {.temperature = TSH_ZERO};
+    if (!logits || tsh_read(t->ctx, tsh_sample(logits, &likely), TSH_GLOBAL, &t->next,
+                            sizeof t->next) != TSH_OK)
+        t->next = -1;
+}
+
+/* A `take` of tune_rank: the sample so far. */
+static int tune_take_text(tune_rank *t) {
+    llm_batch *b = &t->batch;
+    if (!llm_batch_clear(b, 1, t->count, 0)) return 0;
+    for (int64_t i = 0; i < t->count; i++) {
+        b->ids[i] = t->text[i];
+        b->segments[i] = 0;
+        b->places[i] = (int32_t)i;
+    }
+    return 1;
+}
+
+/* A `judge` of tune_rank: computes t->next. */
+static tsh_tensor *tune_judge_text(tune_rank *t, tsh_tensor *vectors) {
+    tune_choose(t, llm_head_logits(&t->net, tsh_slice(vectors, 1, t->count - 1, 1)));
+    return tsh_zeros(t->ctx, tsh_shape0());
+}
+
+/* Computes t->next after the sample so far, of which the cache has the first `past` tokens. A
+ * pipeline has no cache, and runs all of it. Returns 0 after an error. */
+static int tune_next(tune_rank *t, int64_t past) {
+    tsh_comm *pp = tsh_pp(t->ctx);
+    if (t->forward) {
+        tune_forward(t, tune_take_text, tune_judge_text, 1);
+        return tsh_ok(t->ctx) && tsh_broadcast(pp, &t->next, 1, TSH_I64, pp->size - 1) == TSH_OK &&
+               t->next >= 0;
+    }
+    tsh_scope_begin(t->ctx);
+    tune_choose(t, llm_logits(&t->net, t->text + past, t->count - past, NULL));
+    tsh_scope_end(t->ctx);
+    return t->next >= 0;
+}
+
 /* Continues the prompt greedily, into `out` on rank 0. */
 static void tune_generate(tune_rank *t, text_out *out) {
     const tune_job *job = t->job;
-    const tsh_sample_desc likely = {.temperature = TSH_ZERO};
-    const int32_t *ids = job->prompt;
-    int64_t n = job->prompt_count, id = 0;
-    int32_t next;
+    int64_t past = 0;
+    t->count = job->prompt_count;
+    t->text = (int32_t *)malloc((size_t)(t->count + t->set->max_new) * sizeof *t->text);
+    if (t->text)
+        memcpy(t->text, job->prompt, (size_t)t->count * sizeof *t->text);
+    else
+        (void)tune_no_memory(t);
     for (int64_t i = 0; i < t->set->max_new && tsh_ok(t->ctx); i++) {
-        tsh_scope_begin(t->ctx);
-        tsh_tensor *logits = llm_logits(&t->net, ids, n, NULL);
-        const int ok = logits && tsh_read(t->ctx, tsh_sample(logits, &likely), TSH_GLOBAL, &id,
-                                          sizeof id) == TSH_OK;
-        tsh_scope_end(t->ctx);
-        if (!ok || tune_ends(job->config, id)) return;
-        next = (int32_t)id;
-        ids = &next;
-        n = 1;
-        if (t->first && !text_add(out, next)) (void)tune_no_memory(t);
+        if (!tune_next(t, past) || tune_ends(job->config, t->next)) break;
+        past = t->count;
+        t->text[t->count++] = (int32_t)t->next;
+        if (t->first && !text_add(out, (int32_t)t->next)) (void)tune_no_memory(t);
     }
+    free(t->text);
+    t->text = NULL;
 }
 
 /* Prints what the model writes after the first held-out prompt. when: "before" or "after". */
@@ -134,8 +149,10 @@ static void tune_sample(tune_rank *t, const char *when) {
     memset(m->past, 0, (size_t)m->rows * sizeof *m->past);
     tsh_train(m->root, 0);
     tsh_no_grad_begin(t->ctx);
-    m->cache = tsh_cache_new(m->root, 1, job->prompt_count + t->set->max_new, TSH_DTYPE_DEFAULT);
-    if (m->cache) tune_generate(t, &out);
+    if (!t->forward)
+        m->cache = tsh_cache_new(m->root, 1, job->prompt_count + t->set->max_new,
+                                 TSH_DTYPE_DEFAULT);
+    if (tsh_ok(t->ctx)) tune_generate(t, &out);
     tsh_cache_free(m->cache);
     m->cache = NULL;
     tsh_no_grad_end(t->ctx);
@@ -199,7 +216,8 @@ static int64_t tune_loop(tune_rank *t, int64_t from) {
     if (t->first) report_begin(report);
     while (step < s->steps && !stop && tsh_ok(t->ctx)) {
         const double start = report_now();
-        const tune_sums sums = tune_step(t, step++);
+        t->step = step++;
+        const tune_sums sums = tune_step(t);
         const double elapsed = report_now() - start;
         const tsh_optim_info info = tsh_optim_state(t->optim);
         report_row row = {.step = step,
@@ -230,22 +248,23 @@ static void tune_count(const char *path, tsh_tensor *param, void *user) {
     if (adapter || !t->set->lora) t->trained += tsh_numel(param);
 }
 
-/* Loads the model, and makes its adapters, or loads them. Returns 0 after an error. */
+/* Makes the model and its adapters, on several stages if there are some, and loads it. Returns 0
+ * after an error. */
 static int tune_load(tune_rank *t) {
     tune_job *job = t->job;
     llm_net *m = &t->net;
-    const int64_t room = job->prompt_count + t->set->max_new, rows = job->rows > 1 ? job->rows : 1;
-    if (llm_model_load(m, t->ctx, job->config, job->family, job->model, rows, room > 0 ? room : 1,
-                       job->weights) != TSH_OK)
+    const int64_t room = job->prompt_count + t->set->max_new;
+    const int64_t rows = job->data.pairs ? 2 * job->rows : job->rows;
+    if (llm_model_make(m, t->ctx, job->config, job->family, rows > 1 ? rows : 1,
+                       room > 0 ? room : 1, llm_made_as(job->config, job->weights)) != TSH_OK)
         return 0;
     m->rows = 1;
-    tsh_cache_free(m->cache);
-    m->cache = NULL;
     if (job->adapter.lora.rank && llm_model_adapter_add(m, &job->adapter) != TSH_OK) return 0;
+    tsh_each_param(m->root, tune_count, t); /* those of all stages */
+    if (!tune_deal(t) || llm_model_fill(m, job->model, job->weights) != TSH_OK) return 0;
     if (t->set->adapter && llm_model_adapter_load(m, &job->adapter, t->set->adapter) != TSH_OK)
         return 0;
-    if (t->set->adapter && t->set->merge && tsh_lora_merge(m->root) != TSH_OK) return 0;
-    return 1;
+    return !t->set->adapter || !t->set->merge || tsh_lora_merge(m->root) == TSH_OK;
 }
 
 /* Writes the adapters, with the model's tokenizer, as a folder of PEFT. */
@@ -293,8 +312,8 @@ static void tune_tell(const tune_rank *t) {
            report_commas(a, t->parameters), report_commas(b, t->trained),
            100.0 * (double)t->trained / (double)t->parameters);
     if (s->lora) printf(": LoRA of rank %lld, alpha %g", (long long)s->lora, s->alpha);
-    printf("\nranks     %d: tp %d x dp %d\n", tsh_world(t->ctx)->size, tsh_tp(t->ctx)->size,
-           tsh_dp(t->ctx)->size);
+    printf("\nranks     %d: tp %d x pp %d x dp %d\n", tsh_world(t->ctx)->size,
+           tsh_tp(t->ctx)->size, tsh_pp(t->ctx)->size, tsh_dp(t->ctx)->size);
     printf("training  %lld steps of %lld rows in %lld micro-batches, AdamW, learning rate %g%s\n",
            (long long)s->steps, (long long)s->batch, (long long)s->accumulate, s->lr,
            job->data.pairs ? ", DPO" : "");
@@ -319,7 +338,6 @@ static void tune_train(tune_rank *t) {
     memset(&why, 0, sizeof why);
     if (t->first) (void)tune_open_run(job, &why);
     if (llm_out_agree(t->ctx, &why) != TSH_OK) return;
-    tsh_each_param(t->net.root, tune_count, t);
     llm_reader_open(&t->reader, &job->data, t->ctx);
     if (t->first) tune_tell(t);
     tsh_train(t->net.root, 1);
@@ -362,8 +380,10 @@ LLM_API int tune_run(tsh_ctx *ctx, void *user) {
     }
     llm_reader_close(&t->reader);
     llm_batch_free(&t->batch);
-    llm_batch_free(&t->other);
+    llm_batch_free(&t->pair[0]);
+    llm_batch_free(&t->pair[1]);
     free(t->reference);
+    free(t->difference);
     free(t);
     return !tsh_ok(ctx);
 }

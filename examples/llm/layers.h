@@ -13,8 +13,11 @@ typedef struct llm_family {
     const char *type, *base;        /* model_type; the prefix of tensor names in its files */
     void (*config)(llm_config *c);  /* reads the keys of config.json */
     void (*add)(struct llm_net *m); /* makes the tree of modules */
-    /* ids (B, T) -> logits (B, T, V), or (B, 1, V) unless m->all; of encoders vectors (B, T, C) */
-    tsh_tensor *(*forward)(struct llm_net *m, tsh_tensor *ids);
+    /* ids (B, T) -> the input of the first block (B, T, C) */
+    tsh_tensor *(*embed)(struct llm_net *m, tsh_tensor *ids);
+    /* output of the last block (B, T, C) -> logits (B, T, V), or (B, 1, V) unless m->all. NULL, of
+     * encoders: the blocks' output is the model's */
+    tsh_tensor *(*finish)(struct llm_net *m, tsh_tensor *x);
     const tsh_rename *rename; /* from the files' names to the tree's; NULL: they are the same */
 } llm_family;
 
@@ -25,6 +28,7 @@ typedef struct llm_net {
     const llm_family *family;
     tsh_module *root, *base; /* parents of the head, and of all other modules: both are the ctx's
                               * root, as the tree's names have no prefix */
+    tsh_module *blocks;      /* the container of the blocks, which run one after the other */
     tsh_cache *cache; /* keys and values of all tokens so far; NULL: encoder or headless model */
     int64_t rows;     /* number of texts in the batch */
     int64_t *past;    /* (rows): number of each text's tokens that the model has run; the ctx frees
@@ -170,12 +174,13 @@ LLM_API int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     return most;
 }
 
-/* Adds a container with the model's blocks, named "0", "1" ...: `block` is the forward of each, and
- * `add` adds its layers. */
+/* Adds m->blocks, a container with the model's blocks, named "0", "1" ...: `block` is the forward of
+ * each, and `add` adds its layers. What runs before the blocks is added before them, and what runs
+ * after them after them: a pipeline gives the former to its first stage, the latter to its last. */
 LLM_API void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
                            tsh_forward_fn block, void (*add)(llm_net *m, tsh_module *self)) {
     const tsh_module_desc desc = {.forward = block, .user = m};
-    tsh_module *blocks = tsh_add_module(parent, name, NULL);
+    tsh_module *blocks = m->blocks = tsh_add_module(parent, name, NULL);
     for (int64_t i = 0; i < m->config->layers; i++) {
         char number[24];
         snprintf(number, sizeof number, "%d", (int)i);

@@ -176,7 +176,7 @@ static int list_tune_flags(tune_settings *tune, llm_flag_row *flags) {
          .on = &tune->recompute},
         {"dp", "finetune, evaluate: copies of the model, which share the rows",
          .number = &tune->dp},
-        {"pp", "refused: models are no pipelines here", .number = &tune->pp},
+        {"pp", "finetune, evaluate: stages, which share the layers", .number = &tune->pp},
         {"zero", "finetune: cut the optimiser's moments over the copies", .on = &tune->zero},
         {"evaluate", "loss, perplexity and accuracy on this file", .text = &tune->evaluate},
         {"stride", "evaluate: tokens between two windows of a text (half of --context)",
@@ -298,6 +298,8 @@ static int check_flags(const llm_job *job) {
     if (job->embed && job->tune.set.adapter) return usage("--adapter is not for --embed");
     if (!tunes && (job->tune.set.dp || job->tune.set.batch))
         return usage("--dp and --batch are for --finetune and --evaluate");
+    if (!tunes && job->tune.set.pp)
+        return usage("--pp is for --finetune and --evaluate; share the layers by --tp to generate");
     if (job->dump && job->prompt_texts.count + job->ids.count != 1)
         return usage("--dump-logits takes one prompt");
     if (job->ignored.count > LLM_IGNORE_MAX)
@@ -1026,15 +1028,22 @@ static int join_tcp(llm_job *job) {
 #endif
 }
 
+/* Returns how many groups of ranks there are that share a layer (tp): stages times replicas. */
+static int count_groups(const llm_job *job) {
+    const tune_settings *s = &job->tune.set;
+    const int64_t groups = (s->pp ? s->pp : 1) * (s->dp ? s->dp : 1);
+    return groups < INT_MAX ? (int)groups : INT_MAX;
+}
+
 /* Sets how many ranks there are, as threads of this process, and how many threads each has. */
 static void choose_ranks(const llm_job *job, tsh_threads_desc *ranks, tsh_desc *desc) {
     const llm_config *c = &job->config;
     const cores_model model = {c->heads, c->kv_heads, job->tune.set.finetune != NULL};
     const int cores = tsh_threads_cores(), given = job->threads > 0 ? (int)job->threads : 1;
-    const int dp = job->tune.set.dp ? (int)job->tune.set.dp : 1;
-    const cores_choice best = cores_choose(&model, cores / given / dp, 1024 / dp,
+    const int groups = count_groups(job);
+    const cores_choice best = cores_choose(&model, cores / given / groups, 1024 / groups,
                                            job->threads > 0 ? 1 : CORES_THREADS);
-    ranks->ranks = (job->tp ? (int)job->tp : best.ranks) * dp;
+    ranks->ranks = (job->tp ? (int)job->tp : best.ranks) * groups;
     if (!job->tp && !job->threads) desc->threads = best.threads;
     ranks->bind = ranks->ranks * desc->threads == cores; /* threads keep to their cores */
     if (!job->tp && !job->print_ids && !job->embed)
@@ -1045,20 +1054,20 @@ static void choose_ranks(const llm_job *job, tsh_threads_desc *ranks, tsh_desc *
 static int run(llm_job *job) {
     tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1, .logger = {heed, job}};
     tsh_threads_desc ranks = {0};
-    const int dp = job->tune.set.dp ? (int)job->tune.set.dp : 1;
     int (*const fn)(tsh_ctx *ctx, void *user) = tunes_model(job) ? tune_run : run_rank;
     void *user = tunes_model(job) ? (void *)&job->tune : job;
     job->config.headless = job->embed != NULL;
     desc.dtype = job->dtype ? llm_dtype_named(job->dtype) : job->config.dtype;
     if (tunes_model(job)) desc.dtype = job->tune.dtype;
     desc.seed = (uint64_t)job->tune.set.seed;
+    desc.pp = (int)job->tune.set.pp;
     if (!job->joined) {
         choose_ranks(job, &ranks, &desc);
-        desc.tp = ranks.ranks / dp;
+        desc.tp = ranks.ranks / count_groups(job);
         return tsh_threads_run_with(&ranks, &desc, fn, user);
     }
     desc.comm = job->comm;
-    desc.tp = job->comm.size / dp;
+    desc.tp = job->comm.size / count_groups(job);
     job->joined = 0;
     return tsh_run(&desc, fn, user);
 }
@@ -1266,9 +1275,10 @@ static void fill_tune(llm_job *job) {
 static int prepare_tune(llm_job *job) {
     tune_job *tune = &job->tune;
     fill_tune(job);
-    if (job->joined && job->comm.size % (tune->set.dp ? tune->set.dp : 1))
-        return !refuse(job, "--dp %lld does not divide the %d ranks", (long long)tune->set.dp,
-                       job->comm.size);
+    if (job->joined && job->comm.size % count_groups(job))
+        return !refuse(job, "--dp %lld times --pp %lld does not divide the %d ranks",
+                       (long long)(tune->set.dp ? tune->set.dp : 1),
+                       (long long)(tune->set.pp ? tune->set.pp : 1), job->comm.size);
     if (!read_format(job) || (job->format.style && !add_chat_end(job))) return 0;
     return tune_prepare(tune) || !refuse(job, "%s", tune->error);
 }
@@ -1322,6 +1332,8 @@ static int plan_batch(llm_job *job, llm_plan *p) {
     const char *why = "";
     const int64_t most = llm_longest(&job->config, &why);
     p->train = tune->set.finetune != NULL || tune->set.lora > 0;
+    if (!p->train && p->pp > 1)
+        return !refuse(job, "--pp is for --finetune; share the layers by --tp to generate");
     if (!p->train) {
         p->rows = tune->set.batch ? tune->set.batch : 1;
         p->length = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
@@ -1345,14 +1357,14 @@ static int plan_run(llm_job *job) {
     tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1};
     tsh_threads_desc ranks = {0};
     llm_plan p = {.zero = s->zero, .recompute = s->recompute, .lora = (int)s->lora,
-                  .dp = s->dp ? (int)s->dp : 1, .weights = weights_of(job)};
+                  .pp = (int)s->pp, .dp = s->dp ? (int)s->dp : 1, .weights = weights_of(job)};
     if (!llm_config_read_with(c, job->model, &job->family, &options))
         return refuse(job, "%s", c->error);
     fill_tune(job);
     if (!plan_batch(job, &p)) return 1;
     choose_ranks(job, &ranks, &desc);
     p.dtype = p.train ? job->tune.dtype : job->dtype ? llm_dtype_named(job->dtype) : c->dtype;
-    p.tp = ranks.ranks / p.dp;
+    p.tp = ranks.ranks / count_groups(job);
     p.threads = desc.threads;
     if (!llm_plan_run(&p, c, job->family)) return refuse(job, "%s", p.error);
     llm_plan_print(stdout, &p);

@@ -307,13 +307,20 @@ LLM_API tsh_result llm_model_make(llm_net *m, tsh_ctx *ctx, llm_config *c, const
     return tsh_last_error(ctx)->code;
 }
 
-/* Makes the model on this rank, for `rows` texts of at most `length` tokens each, and loads its
- * weights from folder. weights: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1 quantises them; TSH_F32: they have
- * the ctx's dtype; 0: the same, but those of a GGUF file keep the file's. Returns the ctx's
- * error. */
-LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
-                                  const llm_family *family, const char *folder, int64_t rows,
-                                  int64_t length, tsh_dtype weights) {
+/* Returns what llm_model_make is given for `weights` before llm_model_fill. Blocks of quantised
+ * weights lie along the input features: matrices that the files store (in, out) are quantised after
+ * they are loaded, others while they are. */
+LLM_API tsh_dtype llm_made_as(const llm_config *c, tsh_dtype weights) {
+    const int late = strcmp(c->type, "gpt2") == 0 && !c->rows_out;
+    return weights && late ? TSH_F32 : weights;
+}
+
+/* Loads the weights of a model that llm_model_make made, with llm_made_as(c, weights), from folder:
+ * in a pipeline (llm_pipeline_new), those of this rank's stage. weights: as in llm_model_load. */
+LLM_API tsh_result llm_model_fill(llm_net *m, const char *folder, tsh_dtype weights) {
+    tsh_ctx *ctx = m->ctx;
+    const llm_config *c = m->config;
+    const llm_family *family = m->family;
     gguf_file blocks;
     char embedding[128];
     const char *ignored[LLM_IGNORED];
@@ -323,39 +330,73 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
                           .ignore = ignored,
                           .strict_names = 1,
                           .broadcast = c->broadcast};
-    const int quantised = weights && weights != TSH_F32;
-    /* Blocks of quantised weights lie along the input features: matrices that the files store
-     * (in, out) are quantised after they are loaded, others while they are. */
-    const int late = strcmp(c->type, "gpt2") == 0 && !c->rows_out;
     llm_list_ignored(c, ignored);
     llm_list_renamed(c, family, renamed, embedding, sizeof embedding);
-    (void)llm_model_make(m, ctx, c, family, rows, length,
-                         quantised && late ? TSH_F32 : weights);
     if (c->gguf && !gguf_file_open(&blocks, c->gguf, llm_keeps, m))
         return tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     if (c->gguf) file.read_at = gguf_file_read;
     file.user = &blocks;
-    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && quantised && late)
+    if (tsh_load_with(m->root, folder, NULL, &file) == TSH_OK && llm_made_as(c, weights) != weights)
         tsh_quantize(m->root, NULL, weights);
-    if (tsh_ok(ctx) && !c->encoder && !c->headless)
-        m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
     if (c->gguf) gguf_file_close(&blocks);
     return tsh_last_error(ctx)->code;
 }
 
-/* Runs the model on ids (B, T), with m->segments and m->places. Returns logits, or vectors if the
- * model is headless or m->vectors is 1. It is for training and for whole rows; llm_logits is for
- * texts that grow. Rotary positions are those in the row, not m->places: scores
- * depend on the distance of two tokens alone, so a text that begins in the middle of a row has the
- * same result but for the rounding of sines and cosines. Frequencies that depend on the length of a
- * text are those for the batch's longest text. */
-LLM_API tsh_tensor *llm_forward(llm_net *m, tsh_tensor *ids) {
+/* Makes the model on this rank, for `rows` texts of at most `length` tokens each, and loads its
+ * weights from folder. weights: TSH_Q8_0, TSH_Q4_0 or TSH_Q4_1 quantises them; TSH_F32: they have
+ * the ctx's dtype; 0: the same, but those of a GGUF file keep the file's. Returns the ctx's
+ * error. */
+LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
+                                  const llm_family *family, const char *folder, int64_t rows,
+                                  int64_t length, tsh_dtype weights) {
+    (void)llm_model_make(m, ctx, c, family, rows, length, llm_made_as(c, weights));
+    if (llm_model_fill(m, folder, weights) == TSH_OK && !c->encoder && !c->headless)
+        m->cache = tsh_cache_new(m->root, rows, length, TSH_DTYPE_DEFAULT);
+    return tsh_last_error(ctx)->code;
+}
+
+/* The first part of llm_forward, what comes before the blocks: for the .input of a pipeline, which
+ * sends the segments on. */
+LLM_API tsh_tensor *llm_forward_begin(llm_net *m, tsh_tensor *ids) {
     int64_t longest = 0;
     for (int64_t i = 0; m->places && i < tsh_numel(ids); i++)
         if (m->places[i] >= longest) longest = m->places[i] + 1;
     if (m->places) (void)llm_rope_of(&m->config->rope, &m->rope, longest);
     if (tsh_set_segments(m->root, m->segments) != TSH_OK) return NULL;
-    return m->family->forward(m, ids);
+    return m->family->embed(m, ids);
+}
+
+/* The last part of llm_forward, what comes after the blocks: for the .loss of a pipeline. */
+LLM_API tsh_tensor *llm_forward_end(llm_net *m, tsh_tensor *x) {
+    return m->family->finish ? m->family->finish(m, x) : x;
+}
+
+/* Runs the model on ids (B, T), with m->segments and m->places. Returns logits or, of encoders and
+ * with m->vectors, vectors. For training and for whole rows; llm_logits is for texts that grow. With
+ * rotary positions, scores depend on the distance of two tokens alone, so texts packed into a row
+ * need not begin at 0: the result is the same but for the rounding of sines and cosines. Frequencies
+ * that depend on the length of the text are those for the longest of the batch's texts. */
+LLM_API tsh_tensor *llm_forward(llm_net *m, tsh_tensor *ids) {
+    return llm_forward_end(m, tsh_forward(m->blocks, llm_forward_begin(m, ids)));
+}
+
+/* Deals the blocks to the ranks of pp: the stages of a pipeline, of which the first ones have one
+ * more if they do not divide. Call it after llm_model_make, when the adapters are added, and before
+ * llm_model_fill. desc: .input calls llm_forward_begin, .loss llm_forward_end; .counts are set here.
+ * Frequencies of rotary positions that depend on the length of the text (m->rope.limit) stay those
+ * of the shortest. NULL: an error. */
+LLM_API tsh_pipeline *llm_pipeline_new(llm_net *m, const tsh_pipeline_desc *desc) {
+    int counts[LLM_MOST_LAYERS];
+    tsh_pipeline_desc own = *desc;
+    const int stages = tsh_pp(m->ctx)->size, layers = (int)m->config->layers;
+    if (stages > layers) {
+        (void)tsh_fail(m->ctx, TSH_ERR_ARGUMENT, "%d stages are more than the model's %d layers",
+                       stages, layers);
+        return NULL;
+    }
+    for (int s = 0; s < stages; s++) counts[s] = layers / stages + (s < layers % stages);
+    own.counts = counts;
+    return tsh_pipeline_new(m->blocks, &own);
 }
 
 /* Runs the model on n tokens of each text, ids (rows, n) and lengths as in llm_logits, with the

@@ -6,8 +6,8 @@
  *
  * Rank 0, which has the largest shards, makes the model and runs two steps of training, or a prompt
  * and a token, as a dry run (tsh_dry_run), in a world of one process whose other ranks do not
- * exist: so what is counted is what is allocated. Weights are not read. Include tshard.h first;
- * link as model.h says. */
+ * exist: so what is counted is what is allocated. In a pipeline, the first rank of each stage does
+ * it in turn. Weights are not read. Include tshard.h first; link as model.h says. */
 #ifndef LLM_PLAN_H
 #define LLM_PLAN_H
 
@@ -18,8 +18,9 @@
 
 typedef struct llm_plan {
     int train;            /* 1: steps of training; 0: a prompt of `length` tokens and an answer */
-    int tp, dp;           /* ranks that share a replica's layers; replicas; 0: 1 */
-    int zero;             /* training: 1: the replicas share the optimiser's moments */
+    int tp, pp, dp, zero; /* ranks that share each layer; training: stages that share the layers;
+                           * replicas; 1: moments are cut over the replicas. 0: 1 rank, 1 stage, 1
+                           * replica */
     int recompute;        /* training: 1: blocks are computed again in backward */
     int threads;          /* threads of a rank; 0: 1 */
     int lora;             /* training: rank of adapters on all linear layers, which alone are
@@ -28,25 +29,46 @@ typedef struct llm_plan {
     int accumulate;       /* training: micro-batches of a step; 0: 1 */
     tsh_dtype dtype;      /* dtype of activations, and of weights unless `weights` is set; 0: f32 */
     tsh_dtype weights;    /* as in llm_model_load */
-    /* What llm_plan_run finds: */
-    tsh_mem mem;                  /* bytes of rank 0 */
-    int64_t parameters, trained;  /* elements of all parameters; of those that are trained */
-    char error[TSH_MESSAGE_SIZE]; /* why it failed; "": it did not */
+    /* What llm_plan_run finds: bytes of a rank of the stage that takes most, and which that is; of
+     * all ranks together; elements of all parameters, and of those that are trained; why it failed,
+     * or "". */
+    tsh_mem mem;
+    int stage;
+    double all;
+    int64_t parameters, trained;
+    char error[TSH_MESSAGE_SIZE];
     llm_config *config;
     const llm_family *family;
 } llm_plan;
 
 /* -- a world of which only rank 0 exists ------------------------------------- */
 
-/* The impl of its tsh_comm. */
+/* LLM_PLAN_SHARED: see llm_plan_start. Stages send LLM_PLAN_HEADS descriptions of tensors for each
+ * micro-batch, of its vectors and of its segments, of at most LLM_PLAN_WORDS words. */
+enum { LLM_PLAN_SHARED = 1 << 16, LLM_PLAN_HEADS = 2, LLM_PLAN_WORDS = 64 };
+
+/* Its impl: sizes of the groups that tsh_open splits it into, in this order; the descriptions that
+ * stage 0 has sent, which the other stages receive in its place. */
 typedef struct llm_plan_world {
-    int size[3]; /* sizes of the groups that tsh_open splits the world into, in this order */
-    int made;    /* number of groups so far */
+    int size[3], made;
+    int heads;     /* number of `head` */
+    int64_t taken; /* how many were received */
+    int64_t head[LLM_PLAN_HEADS][LLM_PLAN_WORDS];
 } llm_plan_world;
 
-/* Most bytes of a collective in which the other ranks are taken to send what this one does: hashes
- * and sums, by which ranks agree. */
-enum { LLM_PLAN_SHARED = 1 << 16 };
+/* Sends to another stage, or receives from one. Indices of segments are all 0. */
+static void llm_plan_pass(llm_plan_world *world, const tsh_coll *coll) {
+    const size_t bytes = (size_t)coll->count * tsh_dtype_size(coll->dtype);
+    if (coll->kind == TSH_RECV && coll->dtype == TSH_I32) memset(coll->recv, 0, bytes);
+    if (coll->dtype != TSH_I64 || bytes > sizeof world->head[0]) return;
+    if (coll->kind == TSH_SEND && world->heads < LLM_PLAN_HEADS)
+        memcpy(world->head[world->heads++], coll->send, bytes);
+    if (coll->kind == TSH_RECV && world->heads > 0)
+        memcpy(coll->recv, world->head[world->taken++ % world->heads], bytes);
+}
+
+/* Ends a collective at once. Up to LLM_PLAN_SHARED bytes the other ranks are taken to send what this
+ * one does: such are hashes and sums, by which ranks agree. The rest of recv keeps what it has. */
 
 /* Ends a collective at once. A larger one leaves recv as it is. */
 
@@ -55,6 +77,7 @@ static tsh_result llm_plan_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *
     const int64_t blocks = coll->blocks > 0 ? coll->blocks : 1;
     char *to = (char *)coll->recv;
     *req = 0;
+    llm_plan_pass((llm_plan_world *)comm->impl, coll);
     if (coll->kind == TSH_ALLREDUCE && coll->send != coll->recv &&
         (size_t)coll->count * width <= LLM_PLAN_SHARED)
         memcpy(to, coll->send, (size_t)coll->count * width);
@@ -85,9 +108,9 @@ static void llm_plan_progress(tsh_comm *comm) {
 
 static tsh_result llm_plan_split(tsh_comm *comm, int color, int key, tsh_comm *out) {
     llm_plan_world *world = (llm_plan_world *)comm->impl;
-    (void)key;
     out->ops = comm->ops;
     out->impl = world;
+    out->rank = key;
     out->size = color < 0 ? 0 : world->size[world->made++ % 3];
     return TSH_OK;
 }
@@ -126,34 +149,99 @@ static void llm_plan_count(const char *path, tsh_tensor *param, void *user) {
     if (p->train && (!p->lora || strstr(path, ".lora_"))) p->trained += tsh_numel(param);
 }
 
-/* A micro-batch of tokens `ids` (rows, length), which are their own targets. defer: 1: another one
- * of this step follows. */
-static void llm_plan_micro(llm_net *m, const int32_t *ids, int defer) {
-    const tsh_shape shape = tsh_shape2(m->rows, m->length);
-    const tsh_backward_desc how = {
-        .defer = defer, .summed = 1, .weight = (double)(m->rows * m->length)};
-    m->all = m->vectors = 1;
-    m->segments = tsh_from(m->ctx, ids, shape, TSH_I32); /* all 0: a text in each row */
-    tsh_tensor *x = llm_forward(m, tsh_from(m->ctx, ids, shape, TSH_I32));
-    tsh_tensor *loss = llm_loss(m, x, tsh_from(m->ctx, ids, shape, TSH_I32));
-    (void)tsh_backward_with(m->ctx, loss, &how);
+/* Sets p->parameters and p->trained, before a pipeline deals them to its stages. */
+static void llm_plan_count_all(llm_plan *p, llm_net *m) {
+    p->parameters = p->trained = 0;
+    if (tsh_ok(m->ctx)) tsh_each_param(m->root, llm_plan_count, p);
+}
+
+/* The model and a micro-batch: tokens `ids` (rows, length) of a text in each row, which are all 0,
+ * as are their segments and targets. */
+typedef struct llm_plan_texts {
+    llm_net *m;
+    const int32_t *ids;
+} llm_plan_texts;
+
+static tsh_tensor *llm_plan_ids(const llm_plan_texts *t) {
+    return tsh_from(t->m->ctx, t->ids, tsh_shape2(t->m->rows, t->m->length), TSH_I32);
+}
+
+/* Returns the tokens of the micro-batch, with what the model is told of them. */
+static tsh_tensor *llm_plan_show(const llm_plan_texts *t) {
+    t->m->all = t->m->vectors = 1;
+    t->m->segments = llm_plan_ids(t);
+    return llm_plan_ids(t);
+}
+
+static void llm_plan_forget(llm_net *m) {
     m->segments = m->positions = NULL;
     (void)tsh_set_segments(m->root, NULL);
     (void)tsh_step_end(m->ctx);
+}
+
+/* Runs a micro-batch. defer: 1: another one of this step follows. */
+static void llm_plan_micro(const llm_plan_texts *t, int defer) {
+    llm_net *m = t->m;
+    const tsh_backward_desc how = {
+        .defer = defer, .summed = 1, .weight = (double)(m->rows * m->length)};
+    tsh_tensor *x = llm_forward(m, llm_plan_show(t));
+    (void)tsh_backward_with(m->ctx, llm_loss(m, x, llm_plan_ids(t)), &how);
+    llm_plan_forget(m);
+}
+
+/* .input of a pipeline */
+static tsh_tensor *llm_plan_input(tsh_ctx *ctx, int k, void *user) {
+    const llm_plan_texts *t = (const llm_plan_texts *)user;
+    (void)ctx, (void)k;
+    return llm_forward_begin(t->m, llm_plan_show(t));
+}
+
+/* .loss of a pipeline */
+static tsh_tensor *llm_plan_loss(tsh_ctx *ctx, tsh_tensor *x, int k, void *user) {
+    const llm_plan_texts *t = (const llm_plan_texts *)user;
+    (void)ctx, (void)k;
+    t->m->all = t->m->vectors = 1;
+    return llm_loss(t->m, llm_forward_end(t->m, x), llm_plan_ids(t));
+}
+
+static double llm_plan_weight(tsh_ctx *ctx, int k, void *user) {
+    const llm_net *m = ((const llm_plan_texts *)user)->m;
+    (void)ctx, (void)k;
+    return (double)(m->rows * m->length);
+}
+
+/* Deals the model to the ranks of pp. More micro-batches than one more than stages take no more
+ * memory. NULL: there is one stage, or an error. */
+static tsh_pipeline *llm_plan_deal(const llm_plan *p, llm_plan_texts *t) {
+    const int most = p->pp + 1, micros = p->accumulate > 1 ? p->accumulate : 1;
+    const tsh_pipeline_desc desc = {.micro_batches = micros < most ? micros : most,
+                                    .input = llm_plan_input,
+                                    .loss = llm_plan_loss,
+                                    .weight = llm_plan_weight,
+                                    .user = t};
+    return p->pp > 1 ? llm_pipeline_new(t->m, &desc) : NULL;
 }
 
 /* Trains the model for two steps, as the optimiser makes its moments in the first. */
 static void llm_plan_training(llm_plan *p, llm_net *m, const int32_t *ids) {
     const llm_adapter lora = {.lora = {.rank = p->lora}};
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .zero = p->zero, .clip_norm = 1};
+    llm_plan_texts texts = {m, ids};
     tsh_train(m->root, 1);
     if (!p->recompute) llm_plan_keep(m->root);
     if (p->lora) (void)llm_model_adapter_add(m, &lora);
+    llm_plan_count_all(p, m);
+    tsh_pipeline *stages = llm_plan_deal(p, &texts);
     (void)tsh_materialize(m->root);
     tsh_optim *optim = tsh_optim_new(m->root, &adamw);
     for (int i = 0; i < 2 && tsh_ok(m->ctx); i++) {
-        if (p->accumulate > 1) llm_plan_micro(m, ids, 1); /* a third takes no more memory */
-        llm_plan_micro(m, ids, 0);
+        if (stages) {
+            (void)tsh_pipeline_train(stages, NULL);
+            llm_plan_forget(m);
+        } else {
+            if (p->accumulate > 1) llm_plan_micro(&texts, 1); /* a third takes no more memory */
+            llm_plan_micro(&texts, 0);
+        }
         (void)tsh_optim_step(optim);
         tsh_zero_grads(m->root);
         (void)tsh_step_end(m->ctx);
@@ -164,6 +252,7 @@ static void llm_plan_training(llm_plan *p, llm_net *m, const int32_t *ids) {
 static void llm_plan_generation(llm_plan *p, llm_net *m, const int32_t *ids) {
     const int64_t some = 256 / p->rows < 16 ? 16 : 256 / p->rows;
     const int64_t chunk = p->config->causal ? some : p->length;
+    llm_plan_count_all(p, m);
     tsh_no_grad_begin(m->ctx);
     (void)tsh_materialize(m->root);
     if (!p->config->encoder && !p->config->headless)
@@ -185,41 +274,74 @@ static int llm_plan_rank(tsh_ctx *ctx, void *user) {
     if (!m || !ids) (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     else if (llm_model_make(m, ctx, p->config, p->family, p->rows, p->length, p->weights) == TSH_OK)
         (p->train ? llm_plan_training : llm_plan_generation)(p, m, ids);
-    p->parameters = p->trained = 0;
-    if (m && tsh_ok(ctx)) tsh_each_param(m->root, llm_plan_count, p);
     p->mem = tsh_mem_stats(ctx);
     free(ids);
     free(m);
     return !tsh_ok(ctx);
 }
 
-/* Sets p->mem, p->parameters and p->trained for the model of a config. Returns 0: p->error says why
- * not. */
-LLM_API int llm_plan_run(llm_plan *p, llm_config *c, const llm_family *family) {
+/* Returns how many ranks a stage has, and how many stages. */
+static int llm_plan_ranks(const llm_plan *p) {
+    return (p->tp > 1 ? p->tp : 1) * (p->dp > 1 ? p->dp : 1);
+}
+static int llm_plan_stages(const llm_plan *p) {
+    return p->train && p->pp > 1 ? p->pp : 1;
+}
+
+/* Finds p->mem of a rank of p->stage, and the numbers of parameters. Stage 0 comes first. Returns 0:
+ * p->error says why not. */
+static int llm_plan_stage(llm_plan *p, llm_plan_world *world) {
     static const tsh_comm_ops ops = TSH_COMM_OPS(llm_plan, "plan", 0);
-    llm_plan_world world = {{p->tp, p->dp, 1}, 0};
+    const int sizes[3] = {p->tp, llm_plan_stages(p), p->dp};
     tsh_desc desc = {.tp = p->tp > 1 ? p->tp : 1,
+                     .pp = llm_plan_stages(p),
                      .threads = p->threads,
                      .dtype = p->dtype ? p->dtype : TSH_F32,
                      .logger = {llm_plan_log, p}};
-    p->error[0] = 0;
-    p->config = c;
-    p->family = family;
-    if (p->rows < 1 || p->length < 1 || p->rows > INT32_MAX / p->length) {
-        (void)snprintf(p->error, sizeof p->error,
-                       "%lld texts of %lld tokens; takes at least 1 of 1, and fewer than 2^31",
-                       (long long)p->rows, (long long)p->length);
-        return 0;
-    }
-    if (p->tp < 2) world.size[0] = p->dp; /* groups of one rank are not split off */
-    desc.comm.size = desc.tp * (p->dp > 1 ? p->dp : 1);
+    world->made = 0;
+    for (int i = 0, n = 0; i < 3; i++) /* groups of one rank are not split off */
+        if (sizes[i] > 1) world->size[n++] = sizes[i];
+    desc.comm.size = llm_plan_ranks(p) * desc.pp;
+    desc.comm.rank = desc.tp * p->stage;
     if (desc.comm.size > 1) {
         desc.comm.ops = &ops;
-        desc.comm.impl = &world;
+        desc.comm.impl = world;
     }
     if (tsh_run(&desc, llm_plan_rank, p) == 0) return 1;
     if (!p->error[0]) (void)snprintf(p->error, sizeof p->error, "not enough memory");
     return 0;
+}
+
+/* Finds what the model of a config takes. each: called after each stage, of which p->mem is then, or
+ * NULL. Returns 0: p->error says why not. */
+static int llm_plan_each(llm_plan *p, llm_config *c, const llm_family *family,
+                         void (*each)(FILE *file, const llm_plan *p), FILE *file) {
+    llm_plan_world world;
+    tsh_mem most;
+    int stage = 0;
+    memset(&world, 0, sizeof world);
+    memset(&most, 0, sizeof most);
+    p->error[0] = 0;
+    p->config = c;
+    p->family = family;
+    p->all = 0;
+    for (p->stage = 0; p->stage < llm_plan_stages(p); p->stage++) {
+        if (!llm_plan_stage(p, &world)) return 0;
+        if (each) each(file, p);
+        p->all += (double)p->mem.total_peak * llm_plan_ranks(p);
+        if (p->mem.total_peak <= most.total_peak) continue;
+        most = p->mem;
+        stage = p->stage;
+    }
+    p->stage = stage;
+    p->mem = most;
+    return 1;
+}
+
+/* Finds p->mem, p->all and the numbers of parameters for the model of a config. Returns 0: p->error
+ * says why not. */
+LLM_API int llm_plan_run(llm_plan *p, llm_config *c, const llm_family *family) {
+    return llm_plan_each(p, c, family, NULL, NULL);
 }
 
 /* -- the memory there is ------------------------------------------------------ */
@@ -265,11 +387,7 @@ LLM_API int64_t llm_plan_available(void) {
 
 /* -- printing it --------------------------------------------------------------- */
 
-static int llm_plan_ranks(const llm_plan *p) {
-    return (p->tp > 1 ? p->tp : 1) * (p->dp > 1 ? p->dp : 1);
-}
-
-/* Prints a row: bytes of a rank, and of all ranks. */
+/* Prints a row: bytes of a rank, and of all ranks of its stage. */
 static void llm_plan_row(FILE *file, const llm_plan *p, const char *name, size_t bytes) {
     (void)fprintf(file, "  %-28s %12.2f %12.2f\n", name, 1e-6 * (double)bytes,
                   1e-6 * (double)bytes * llm_plan_ranks(p));
@@ -279,9 +397,9 @@ static void llm_plan_row(FILE *file, const llm_plan *p, const char *name, size_t
  * not known. */
 static void llm_plan_other(FILE *file, llm_plan p, const char *name, int64_t there) {
     if (!llm_plan_run(&p, p.config, p.family)) return; /* such as tp above the number of heads */
-    const double all = (double)p.mem.total_peak * llm_plan_ranks(&p);
     (void)fprintf(file, "  %-28s %12.2f %12.2f%s\n", name, 1e-6 * (double)p.mem.total_peak,
-                  1e-6 * all, there < 0 ? "" : all <= (double)there ? "  fits" : "  does not fit");
+                  1e-6 * p.all,
+                  there < 0 ? "" : p.all <= (double)there ? "  fits" : "  does not fit");
 }
 
 /* Prints the totals of plans that may take less memory: more ranks, recomputation, adapters,
@@ -293,6 +411,10 @@ static void llm_plan_others(FILE *file, const llm_plan *p, int64_t there) {
     (void)snprintf(name, sizeof name, "--tp %d", other.tp);
     llm_plan_other(file, other, name, there);
     other.tp = p->tp;
+    other.pp = p->pp > 1 ? 2 * p->pp : 2;
+    (void)snprintf(name, sizeof name, "--pp %d", other.pp);
+    if (p->train) llm_plan_other(file, other, name, there);
+    other.pp = p->pp;
     if (p->dtype != TSH_BF16 && p->dtype != TSH_F16) {
         other.dtype = TSH_BF16;
         if (!p->weights) other.weights = TSH_F32; /* all weights are of --dtype */
@@ -311,17 +433,17 @@ static void llm_plan_others(FILE *file, const llm_plan *p, int64_t there) {
     if (p->weights != TSH_Q8_0 && !p->train) llm_plan_other(file, other, "--weights q8_0", there);
 }
 
-/* Prints what llm_plan_run found as a table in MB (10^6 bytes), the memory that there is, and what
- * runs with other flags would take. */
-LLM_API void llm_plan_print(FILE *file, const llm_plan *p) {
-    const int64_t there = llm_plan_available();
-    const double all = (double)p->mem.total_peak * llm_plan_ranks(p);
+/* Prints what a rank of p->stage takes, and in a pipeline which layers it has. */
+static void llm_plan_kinds(FILE *file, const llm_plan *p) {
     const size_t *peak = p->mem.peak;
-    (void)fprintf(file, "%s: %.1f M parameters", p->config->type, 1e-6 * (double)p->parameters);
-    if (p->train) (void)fprintf(file, ", %.1f M of them trained", 1e-6 * (double)p->trained);
-    (void)fprintf(file, "; %" PRId64 " x %" PRId64 " tokens%s\n", p->rows, p->length,
-                  p->dp > 1 ? " in each replica" : "");
-    (void)fprintf(file, "  %-28s %12s %12s\n", "MB", "a rank", "all ranks");
+    const int stages = llm_plan_stages(p), layers = (int)p->config->layers, s = p->stage;
+    const int first = layers / stages * s + (s < layers % stages ? s : layers % stages);
+    const int count = layers / stages + (s < layers % stages);
+    char name[80] = "MB";
+    if (stages > 1)
+        (void)snprintf(name, sizeof name, "MB of stage %d, layers %d-%d", s, first,
+                       first + count - 1);
+    (void)fprintf(file, "  %-28s %12s %12s\n", name, "a rank", stages > 1 ? "its ranks" : "all ranks");
     llm_plan_row(file, p, "weights", peak[TSH_MEM_PARAMETERS]);
     if (p->train) llm_plan_row(file, p, "gradients", peak[TSH_MEM_GRADIENTS]);
     if (p->train) llm_plan_row(file, p, "moments", peak[TSH_MEM_OPTIMISER]);
@@ -330,9 +452,24 @@ LLM_API void llm_plan_print(FILE *file, const llm_plan *p) {
     llm_plan_row(file, p, p->train ? "other tensors" : "keys and values", peak[TSH_MEM_TENSORS]);
     llm_plan_row(file, p, "tape, modules", peak[TSH_MEM_BOOKS]);
     llm_plan_row(file, p, "at most at a time", p->mem.total_peak);
+}
+
+/* Prints a table of what llm_plan_run found, in MB (10^6 bytes), the memory there is, and what other
+ * flags would take. In a pipeline, the table is of each stage. */
+LLM_API void llm_plan_print(FILE *file, const llm_plan *p) {
+    const int64_t there = llm_plan_available();
+    llm_plan each = *p;
+    (void)fprintf(file, "%s: %.1f M parameters", p->config->type, 1e-6 * (double)p->parameters);
+    if (p->train) (void)fprintf(file, ", %.1f M of them trained", 1e-6 * (double)p->trained);
+    (void)fprintf(file, "; %" PRId64 " x %" PRId64 " tokens%s\n", p->rows, p->length,
+                  p->dp > 1 ? " in each replica" : "");
+    (void)llm_plan_each(&each, p->config, p->family, llm_plan_kinds, file);
+    if (llm_plan_stages(p) > 1)
+        (void)fprintf(file, "  %-28s %12.2f %12.2f\n", "at most, of all stages",
+                      1e-6 * (double)p->mem.total_peak, 1e-6 * p->all);
     if (there >= 0)
         (void)fprintf(file, "  %-41s %12.2f: it %s\n", "there are", 1e-6 * (double)there,
-                      all <= (double)there ? "fits" : "does not fit");
+                      p->all <= (double)there ? "fits" : "does not fit");
     (void)fprintf(file, "with other flags:\n");
     llm_plan_others(file, p, there);
 }

@@ -11,45 +11,50 @@
 #include "tune.h"
 
 /* Returns log p of the answer in row i of the batch, a scalar. vectors: of the batch. */
-static tsh_tensor *prefer_answer(tune_rank *t, const llm_batch *b, tsh_tensor *vectors, int64_t i) {
+static tsh_tensor *prefer_answer(tune_rank *t, tsh_tensor *vectors, int64_t i) {
+    const llm_batch *b = &t->batch;
     tsh_tensor *targets = tsh_from(t->ctx, b->targets + i * b->length, tsh_shape2(1, b->length),
                                    TSH_I32);
     return tsh_neg(llm_loss(&t->net, tsh_slice(vectors, 0, i, 1), targets));
 }
 
-/* Returns the index of the document in row i; -1: the row is padding. */
-static int64_t prefer_document(const llm_batch *b, int64_t i) {
-    return b->documents[i * b->length];
+/* Returns the number of pairs in the batch, padding included. */
+static int64_t prefer_pairs(const tune_rank *t) {
+    return t->batch.rows / 2;
 }
 
-/* Sets difference[i] to log q(chosen) - log q(rejected) of row i, for the model as it is: with
- * adapters, it has been told to compute without them. */
-static void prefer_measure(tune_rank *t, double *difference) {
-    const llm_batch *both[] = {&t->batch, &t->other};
-    for (int64_t i = 0; i < t->batch.rows; i++) difference[i] = 0;
-    for (int k = 0; k < 2; k++) {
-        tsh_scope_begin(t->ctx);
-        tsh_tensor *vectors = tune_vectors(t, both[k]);
-        for (int64_t i = 0; i < both[k]->rows && tsh_ok(t->ctx); i++) {
-            if (prefer_document(both[k], i) < 0) continue;
-            const double value = tsh_item(t->ctx, prefer_answer(t, both[k], vectors, i));
-            difference[i] += k ? -value : value;
-        }
-        tune_forget(t);
-        tsh_scope_end(t->ctx);
-    }
+/* Returns the index of the document of pair i; -1: the pair is padding. */
+static int64_t prefer_document(const tune_rank *t, int64_t i) {
+    return t->batch.documents[i * t->batch.length];
 }
 
-/* Sets difference[i] to log q(chosen) - log q(rejected) of row i of the batch. */
-static void prefer_reference(tune_rank *t, double *difference) {
+/* Returns where log q(chosen) - log q(rejected) of pair i is kept. */
+static double *prefer_reference(tune_rank *t, int64_t i) {
+    return t->reference ? &t->reference[prefer_document(t, i)]
+                        : &t->difference[t->k * prefer_pairs(t) + i];
+}
+
+/* Returns log p(chosen) - log p(rejected) of pair i. */
+static double prefer_measure(tune_rank *t, tsh_tensor *vectors, int64_t i) {
+    const double chosen = tsh_item(t->ctx, prefer_answer(t, vectors, i));
+    return chosen - tsh_item(t->ctx, prefer_answer(t, vectors, prefer_pairs(t) + i));
+}
+
+/* A `judge` of tune_rank: keeps what the model says as that of q. */
+static tsh_tensor *prefer_keep(tune_rank *t, tsh_tensor *vectors) {
+    for (int64_t i = 0; i < prefer_pairs(t) && tsh_ok(t->ctx); i++)
+        if (prefer_document(t, i) >= 0) *prefer_reference(t, i) = prefer_measure(t, vectors, i);
+    return tsh_zeros(t->ctx, tsh_shape0());
+}
+
+/* Before `count` batches are run: with adapters, computes log q of their answers. Returns 0 after an
+ * error. */
+LLM_API int prefer_begin(tune_rank *t, int (*take)(tune_rank *t), int64_t count) {
     tsh_module *root = t->net.root;
-    if (t->reference) {
-        for (int64_t i = 0; i < t->batch.rows; i++) {
-            const int64_t document = prefer_document(&t->batch, i);
-            difference[i] = document < 0 ? 0 : t->reference[document];
-        }
-        return;
-    }
+    if (t->reference) return 1;
+    free(t->difference);
+    t->difference = (double *)calloc((size_t)(count * t->job->rows) + 1, sizeof *t->difference);
+    if (!t->difference) return tune_no_memory(t);
     /* Quantised weights multiply rounded inputs without gradients, but not in training: then q is
      * computed as p is, though nothing has a gradient. */
     const int exact = tsh_training(root) && (t->job->weights_name || t->job->config->gguf);
@@ -58,102 +63,69 @@ static void prefer_reference(tune_rank *t, double *difference) {
         tune_checkpoint(root, 0);
     else
         tsh_no_grad_begin(t->ctx);
-    prefer_measure(t, difference);
+    tune_forward(t, take, prefer_keep, count);
     if (exact)
         tune_checkpoint(root, t->set->recompute);
     else
         tsh_no_grad_end(t->ctx);
     (void)tsh_lora_use(root, "default");
+    return tsh_ok(t->ctx);
 }
 
-/* Returns the sum of the batch's losses. *pairs: their number. */
-LLM_API tsh_tensor *prefer_loss(tune_rank *t, double *pairs) {
-    double *reference = (double *)malloc((size_t)t->batch.rows * sizeof *reference);
-    tsh_tensor *sum = NULL, *vectors[2];
-    *pairs = 0;
-    if (!reference) {
-        (void)tune_no_memory(t);
-        return NULL;
-    }
-    prefer_reference(t, reference);
-    vectors[0] = tune_vectors(t, &t->batch);
-    vectors[1] = tune_vectors(t, &t->other);
-    for (int64_t i = 0; i < t->batch.rows && tsh_ok(t->ctx); i++) {
-        if (prefer_document(&t->batch, i) < 0) continue;
-        tsh_tensor *x = tsh_sub(prefer_answer(t, &t->batch, vectors[0], i),
-                                prefer_answer(t, &t->other, vectors[1], i));
-        x = tsh_scale(tsh_add_scalar(x, -reference[i]), t->set->beta);
+/* A `judge` of tune_rank: returns the sum of the batch's losses. */
+LLM_API tsh_tensor *prefer_loss(tune_rank *t, tsh_tensor *vectors) {
+    const int64_t pairs = prefer_pairs(t);
+    tsh_tensor *sum = NULL;
+    t->weight = 0;
+    for (int64_t i = 0; i < pairs && tsh_ok(t->ctx); i++) {
+        if (prefer_document(t, i) < 0) continue;
+        tsh_tensor *x = tsh_sub(prefer_answer(t, vectors, i), prefer_answer(t, vectors, pairs + i));
+        x = tsh_scale(tsh_add_scalar(x, -*prefer_reference(t, i)), t->set->beta);
         x = tsh_neg(tsh_log_sigmoid(x));
         sum = sum ? tsh_add(sum, x) : x;
-        (*pairs)++;
+        t->weight++;
     }
-    free(reference);
     return sum;
 }
 
-/* Without gradients: adds the losses of the batch to the sums. */
-LLM_API void prefer_add(tune_rank *t, tune_sums *sums) {
-    double *difference = (double *)malloc(2 * (size_t)t->batch.rows * sizeof *difference);
-    if (!difference) {
-        (void)tune_no_memory(t);
-        return;
+/* A `judge` of tune_rank, without gradients: adds the losses of the batch to the sums. */
+LLM_API tsh_tensor *prefer_add(tune_rank *t, tsh_tensor *vectors) {
+    for (int64_t i = 0; i < prefer_pairs(t) && tsh_ok(t->ctx); i++) {
+        if (prefer_document(t, i) < 0) continue;
+        const double x = t->set->beta *
+                         (prefer_measure(t, vectors, i) - *prefer_reference(t, i));
+        t->sums.loss += x > 0 ? log1p(exp(-x)) : log1p(exp(x)) - x; /* -log sigmoid(x) */
+        t->sums.right += x > 0;
+        t->sums.count++;
     }
-    double *reference = difference + t->batch.rows;
-    prefer_reference(t, reference);
-    prefer_measure(t, difference);
-    for (int64_t i = 0; i < t->batch.rows; i++) {
-        if (prefer_document(&t->batch, i) < 0) continue;
-        const double x = t->set->beta * (difference[i] - reference[i]);
-        sums->loss += x > 0 ? log1p(exp(-x)) : log1p(exp(x)) - x; /* -log sigmoid(x) */
-        sums->right += x > 0;
-        sums->count++;
-    }
-    free(difference);
+    return tsh_zeros(t->ctx, tsh_shape0());
 }
 
 /* Computes t->reference of the documents of one part: its held-out batches are all of its rows, of
  * which each replica has some. */
-static void prefer_part(tune_rank *t, const llm_data *data, double *difference) {
-    llm_reader reader;
-    const int64_t rows = t->job->rows, steps = llm_data_held_steps(data, rows * t->replicas);
-    llm_reader_open(&reader, data, t->ctx);
-    for (int64_t k = 0; k < steps && tsh_ok(t->ctx); k++) {
-        const llm_batch_of of = {
-            .step = k, .rows = rows, .replica = t->replica, .replicas = t->replicas};
-        if (!llm_data_held(&reader, &of, &t->batch, &t->other)) {
-            (void)tune_no_memory(t);
-            break;
-        }
-        tune_trim(&t->batch);
-        tune_trim(&t->other);
-        prefer_measure(t, difference);
-        for (int64_t i = 0; i < t->batch.rows; i++)
-            if (prefer_document(&t->batch, i) >= 0)
-                t->reference[prefer_document(&t->batch, i)] = difference[i];
-    }
-    llm_reader_close(&reader);
+static void prefer_part(tune_rank *t, const llm_data *data) {
+    const llm_reader own = t->reader;
+    llm_reader_open(&t->reader, data, t->ctx);
+    tune_forward(t, tune_take_held, prefer_keep,
+                 llm_data_held_steps(data, t->job->rows * t->replicas));
+    llm_reader_close(&t->reader);
+    t->reader = own;
 }
 
 /* Before training: without adapters, computes log q of all answers. Returns 0 after an error. */
 LLM_API int prefer_prepare(tune_rank *t) {
     const llm_data *data = &t->job->data;
     llm_data train = *data; /* as if the documents to learn from were held out */
-    double *difference;
     if (t->set->lora) return 1;
-    difference = (double *)malloc((size_t)t->job->rows * sizeof *difference);
     t->reference = (double *)calloc((size_t)data->documents, sizeof *t->reference);
-    if (!difference || !t->reference) {
-        free(difference);
-        return tune_no_memory(t);
-    }
+    if (!t->reference) return tune_no_memory(t);
     train.held = train.train;
     tsh_no_grad_begin(t->ctx);
     tsh_train(t->net.root, 0);
-    prefer_part(t, &train, difference);
-    if (data->held.rows) prefer_part(t, data, difference);
+    prefer_part(t, &train);
+    if (data->held.rows) prefer_part(t, data);
     tsh_train(t->net.root, 1);
     tsh_no_grad_end(t->ctx);
-    free(difference);
     return tsh_allreduce(tsh_dp(t->ctx), t->reference, data->documents, TSH_F64, TSH_SUM) == TSH_OK;
 }
 

@@ -1,5 +1,5 @@
 /* tune.h - what training (finetune.h) and evaluation (evaluate.h) have in common: the settings, the
- * state of a rank, batches and the model's forward */
+ * state of a rank, batches and how they go through the model, which may be a pipeline */
 #ifndef LLM_TUNE_H
 #define LLM_TUNE_H
 
@@ -71,9 +71,28 @@ typedef struct tune_rank {
     tsh_schedule schedule;
     int first;                 /* 1: rank 0 of the world, which prints and writes */
     int64_t replicas, replica; /* size of dp, rank in it */
-    llm_batch batch, other;    /* other: the rejected answers of preferences */
-    /* Preferences without adapters: log p of both answers of each document before training. */
-    double *reference;
+    /* --pp: pipelines that run the micro-batches of a step, and batches without gradients. NULL:
+     * this rank has all layers. */
+    tsh_pipeline *training, *forward;
+    /* What goes through the model, batch after batch: `take` makes batch k as `batch`, 0: not
+     * enough memory; `judge` gets the vectors that the head reads, adds to `sums`, sets `weight` and
+     * returns the loss, a sum of so many terms, or NULL after an error. In a pipeline, the first
+     * and the last stage call `take`, and the last one `judge`. */
+    int (*take)(struct tune_rank *t);
+    tsh_tensor *(*judge)(struct tune_rank *t, tsh_tensor *vectors);
+    int64_t step, k; /* step of the optimiser, from 0 on; index of the batch */
+    llm_batch batch;
+    llm_batch pair[2]; /* preferences: chosen and rejected answers, which `batch` has below each
+                        * other: row i and row i + rows / 2 are a pair */
+    double weight;
+    tune_sums sums; /* in a pipeline, the last stage has them until tune_reduce */
+    /* Preferences: log q(chosen) - log q(rejected) of the model before training. reference: of each
+     * document, if there are no adapters; else NULL, and difference: of the pairs of all batches
+     * that are next, one after the other. */
+    double *reference, *difference;
+    int32_t *text; /* the sample: the prompt and what was generated */
+    int64_t count; /* its number of tokens */
+    int64_t next;  /* the token after them */
     int64_t parameters, trained;
 } tune_rank;
 
@@ -122,8 +141,9 @@ static tsh_tensor *tune_tensor(tune_rank *t, const llm_batch *b, const int32_t *
     return tsh_from(t->ctx, from, tsh_shape2(b->rows, b->length), TSH_I32);
 }
 
-/* Runs the model on a batch, after tune_trim: returns the vectors (B, T, C) that the head reads. */
-LLM_API tsh_tensor *tune_vectors(tune_rank *t, const llm_batch *b) {
+/* Sets what the model is told of t->batch. Returns its ids (B, T). */
+static tsh_tensor *tune_show(tune_rank *t) {
+    const llm_batch *b = &t->batch;
     llm_net *m = &t->net;
     int one = 1; /* each row is one sequence, without padding */
     for (int64_t i = 0; i < b->rows * b->length && one; i++) one = b->segments[i] == 0;
@@ -133,7 +153,12 @@ LLM_API tsh_tensor *tune_vectors(tune_rank *t, const llm_batch *b) {
     m->places = b->places;
     m->segments = one ? NULL : tune_tensor(t, b, b->segments);
     memset(m->past, 0, (size_t)m->rows * sizeof *m->past);
-    return llm_forward(m, tune_tensor(t, b, b->ids));
+    return tune_tensor(t, b, b->ids);
+}
+
+/* Runs the model on t->batch: returns the vectors (B, T, C) that the head reads. */
+LLM_API tsh_tensor *tune_vectors(tune_rank *t) {
+    return llm_forward(&t->net, tune_show(t));
 }
 
 /* Forgets the batch, before other texts are run. */
@@ -159,14 +184,149 @@ LLM_API void tune_checkpoint(tsh_module *module, int on) {
     }
 }
 
-/* Adds up the sums of all replicas. */
-LLM_API void tune_reduce(tune_rank *t, tune_sums *sums) {
-    double all[4] = {sums->loss, sums->count, sums->right, sums->tokens};
-    if (tsh_allreduce(tsh_dp(t->ctx), all, 4, TSH_F64, TSH_SUM) != TSH_OK) return;
-    sums->loss = all[0];
-    sums->count = all[1];
-    sums->right = all[2];
-    sums->tokens = all[3];
+/* Returns the sums over all replicas, on every rank. */
+LLM_API tune_sums tune_reduce(tune_rank *t) {
+    tsh_comm *pp = tsh_pp(t->ctx);
+    tune_sums sums = t->sums;
+    double all[4] = {sums.loss, sums.count, sums.right, sums.tokens};
+    if ((pp->size > 1 && tsh_broadcast(pp, all, 4, TSH_F64, pp->size - 1) != TSH_OK) ||
+        tsh_allreduce(tsh_dp(t->ctx), all, 4, TSH_F64, TSH_SUM) != TSH_OK)
+        return sums;
+    sums.loss = all[0];
+    sums.count = all[1];
+    sums.right = all[2];
+    sums.tokens = all[3];
+    return sums;
+}
+
+/* -- which batch ------------------------------------------------------------- */
+
+/* Makes t->batch of two batches of preferences. Returns 0: not enough memory. */
+static int tune_join(tune_rank *t) {
+    llm_batch *to = &t->batch;
+    const int64_t rows = t->pair[0].rows, length = t->pair[0].length, n = rows * length;
+    if (!llm_batch_clear(to, 2 * rows, length, 0)) return 0;
+    for (int i = 0; i < 2; i++) {
+        const llm_batch *from = &t->pair[i];
+        const size_t bytes = (size_t)n * sizeof *from->ids;
+        memcpy(to->ids + i * n, from->ids, bytes);
+        memcpy(to->targets + i * n, from->targets, bytes);
+        memcpy(to->segments + i * n, from->segments, bytes);
+        memcpy(to->places + i * n, from->places, bytes);
+        memcpy(to->documents + i * n, from->documents, bytes);
+    }
+    return 1;
+}
+
+/* Makes t->batch by llm_data_batch or llm_data_held. Returns 0: not enough memory. */
+static int tune_read_batch(tune_rank *t, const llm_batch_of *of,
+                           int (*read)(llm_reader *reader, const llm_batch_of *of,
+                                       llm_batch *batch, llm_batch *rejected)) {
+    const int pairs = t->job->data.pairs;
+    if (!read(&t->reader, of, pairs ? &t->pair[0] : &t->batch, &t->pair[1]) ||
+        (pairs && !tune_join(t)))
+        return 0;
+    tune_trim(&t->batch);
+    return 1;
+}
+
+/* A `take` of tune_rank: micro-batch k of t->step. */
+LLM_API int tune_take_micro(tune_rank *t) {
+    const llm_batch_of of = {.step = t->step,
+                             .rows = t->job->rows,
+                             .micro = t->k,
+                             .micros = t->set->accumulate,
+                             .replica = t->replica,
+                             .replicas = t->replicas};
+    return tune_read_batch(t, &of, llm_data_batch);
+}
+
+/* A `take` of tune_rank: batch k of the held-out documents. */
+LLM_API int tune_take_held(tune_rank *t) {
+    const llm_batch_of of = {
+        .step = t->k, .rows = t->job->rows, .replica = t->replica, .replicas = t->replicas};
+    return tune_read_batch(t, &of, llm_data_held);
+}
+
+/* -- batches through the model ------------------------------------------------ */
+
+/* Makes batch k. Returns 0 after an error. */
+static int tune_make(tune_rank *t, int64_t k) {
+    t->k = k;
+    return t->take(t) || tune_no_memory(t);
+}
+
+/* .input of the pipelines */
+static tsh_tensor *tune_stage_input(tsh_ctx *ctx, int k, void *user) {
+    tune_rank *t = (tune_rank *)user;
+    (void)ctx;
+    return tune_make(t, k) ? llm_forward_begin(&t->net, tune_show(t)) : NULL;
+}
+
+/* .loss of the pipelines */
+static tsh_tensor *tune_stage_loss(tsh_ctx *ctx, tsh_tensor *x, int k, void *user) {
+    tune_rank *t = (tune_rank *)user;
+    (void)ctx;
+    t->net.all = t->net.vectors = 1;
+    return tune_make(t, k) ? t->judge(t, llm_forward_end(&t->net, x)) : NULL;
+}
+
+/* .weight of the pipeline for training */
+static double tune_stage_weight(tsh_ctx *ctx, int k, void *user) {
+    (void)ctx, (void)k;
+    return ((const tune_rank *)user)->weight;
+}
+
+/* Deals the model's blocks to the ranks of pp, if there are several. Returns 0 after an error. */
+LLM_API int tune_deal(tune_rank *t) {
+    tsh_pipeline_desc desc = {.micro_batches = (int)t->set->accumulate,
+                              .input = tune_stage_input,
+                              .loss = tune_stage_loss,
+                              .weight = tune_stage_weight,
+                              .user = t};
+    if (tsh_pp(t->ctx)->size < 2) return 1;
+    t->training = llm_pipeline_new(&t->net, &desc);
+    desc.micro_batches = 1;
+    desc.weight = NULL;
+    t->forward = llm_pipeline_new(&t->net, &desc);
+    return t->forward != NULL;
+}
+
+/* Runs `count` batches, of which the losses are not needed: without gradients, if the caller has
+ * begun that, and in a pipeline always. t->sums are theirs then. */
+LLM_API void tune_forward(tune_rank *t, int (*take)(tune_rank *t),
+                          tsh_tensor *(*judge)(tune_rank *t, tsh_tensor *vectors), int64_t count) {
+    memset(&t->sums, 0, sizeof t->sums);
+    t->take = take;
+    t->judge = judge;
+    if (t->forward && count > 0) (void)tsh_pipeline_evaluate(t->forward, (int)count, NULL);
+    for (int64_t k = 0; !t->forward && k < count && tsh_ok(t->ctx); k++) {
+        tsh_scope_begin(t->ctx);
+        tsh_tensor *vectors = tune_make(t, k) ? tune_vectors(t) : NULL;
+        if (vectors) (void)judge(t, vectors);
+        tune_forget(t);
+        tsh_scope_end(t->ctx);
+    }
+    if (t->forward) tune_forget(t);
+}
+
+/* Runs the micro-batches of a step of the optimiser, forward and backward. */
+LLM_API void tune_backward(tune_rank *t, int (*take)(tune_rank *t),
+                           tsh_tensor *(*judge)(tune_rank *t, tsh_tensor *vectors)) {
+    const int64_t micros = t->set->accumulate;
+    memset(&t->sums, 0, sizeof t->sums);
+    t->take = take;
+    t->judge = judge;
+    if (t->training) (void)tsh_pipeline_train(t->training, NULL);
+    for (int64_t k = 0; !t->training && k < micros && tsh_ok(t->ctx); k++) {
+        tsh_tensor *vectors = tune_make(t, k) ? tune_vectors(t) : NULL;
+        tsh_tensor *loss = vectors ? judge(t, vectors) : NULL;
+        const tsh_backward_desc how = {.defer = k + 1 < micros, .summed = 1, .weight = t->weight};
+        if (loss) (void)tsh_backward_with(t->ctx, loss, &how);
+        tune_forget(t);
+        (void)tsh_step_end(t->ctx);
+    }
+    if (t->training) tune_forget(t);
 }
 
 #endif

@@ -27,9 +27,6 @@ LLM_API const char *tune_check_set(const tune_settings *s) {
         return "--alpha, --lora-dropout and --targets are for --lora";
     if (s->steps && s->epochs) return "--steps and --epochs exclude each other";
     if (s->dropout >= 1) return "--lora-dropout is a probability, from 0 to below 1";
-    if (s->pp > 1)
-        return "--pp is not possible, as these models are no pipelines; share the layers by --tp "
-               "and the rows by --dp";
     if (s->stride && !s->evaluate) return "--stride is for --evaluate";
     if (s->resume && !s->save_every)
         return "--resume goes on with a run that has --save-every; give it the same flags";
@@ -76,6 +73,10 @@ static int tune_check_model(tune_job *job) {
     const int whole = s->finetune && !s->lora;
     if (c->encoder || !c->causal)
         return tune_refuse(job, "%s: such a model does not predict the next token", c->type);
+    if (s->pp > c->layers)
+        return tune_refuse(job, "--pp %lld: the model has %lld layers, of which a stage takes one "
+                                "or more",
+                           (long long)s->pp, (long long)c->layers);
     if (whole && job->weights_name)
         return tune_refuse(job,
                            "--weights %s: weights of 8 or 4 bits stay as they are; give --lora, "
@@ -109,6 +110,12 @@ static int tune_context(tune_job *job) {
         most = trained->valuedouble < 1e9 ? (int64_t)trained->valuedouble : 0;
     }
     if (!job->set.context) job->set.context = most && most < TUNE_CONTEXT ? most : TUNE_CONTEXT;
+    most = job->config->rope.limit; /* of longer texts, stages would need each batch's length */
+    if (job->set.pp > 1 && most && job->set.context > most)
+        return tune_refuse(job,
+                           "--pp takes a --context of at most %lld here, not %lld: beyond it, rotary "
+                           "frequencies depend on how long the texts of a batch are",
+                           (long long)most, (long long)job->set.context);
     return 1;
 }
 
@@ -124,7 +131,8 @@ static int tune_split(tune_job *job) {
     if (!s->accumulate) {
         s->accumulate = 1;
         while (s->accumulate < own &&
-               (own % s->accumulate || own / s->accumulate * s->context > TUNE_TOKENS))
+               (own % s->accumulate || own / s->accumulate * s->context > TUNE_TOKENS ||
+                s->accumulate < s->pp)) /* all stages have work */
             s->accumulate++;
     }
     if (own % s->accumulate)
@@ -163,6 +171,10 @@ static int tune_read(tune_job *job) {
     d->desc.unpacked = 1; /* a row has one preference */
     d->train.rows = d->train.count;
     d->held.rows = d->held.count;
+    if (s->lora && s->pp > 1 && (job->weights_name || job->config->gguf))
+        return tune_refuse(job,
+                           "--pp: preferences are learnt on weights of 8 or 4 bits and GGUF files "
+                           "without a pipeline only; leave --pp out, or give a folder and --dtype");
     if (s->evaluate && (!s->adapter || s->merge))
         return tune_refuse(job,
                            "%s has preferences, for which an adapter is compared with the model "
@@ -207,6 +219,8 @@ static int tune_choose_prompt(tune_job *job) {
     job->prompt_count = n;
     if (job->config->places && n + job->set.max_new > job->config->places)
         job->set.max_new = job->config->places - n;
+    const int64_t limit = job->set.pp > 1 ? job->config->rope.limit : 0; /* as of --context */
+    if (limit && n + job->set.max_new > limit) job->set.max_new = limit - n;
     return 1;
 }
 

@@ -27,10 +27,15 @@ CONTEXT = 32
 class Learner:
     """A small llama with a token for each letter, and files to learn from."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, layers=2):
         self.folder = folder
         self.model = os.path.join(folder, "model")
-        models.write(self.model, models.load("llama"))
+        model = models.load("llama")
+        model["config"]["num_hidden_layers"] = layers
+        for name, shape in list(model["tensors"].items()):
+            for i in range(2, layers if ".layers.1." in name else 0):
+                model["tensors"][name.replace(".1.", ".%d." % i)] = shape
+        models.write(self.model, model)
         tokens = [models.SPECIAL[0], *models.LETTERS, models.SPECIAL[1]]
         self.ids = {token: i for i, token in enumerate(tokens)}
         self.save("model/tokenizer.json", json.dumps(models.letters(tokens)))
@@ -111,7 +116,8 @@ def same_at_every_degree(learner, data, *more):
     losses, norms, held = learner.train(data, "one", "--tp", "1", *more)
     for flags in ("--tp 2", "--tp 3", "--tp 1 --dp 2", "--tp 1 --dp 2 --zero",
                   "--tp 1 --accumulate 4", "--tp 2 --dp 2 --zero --accumulate 2",
-                  "--tp 1 --recompute"):
+                  "--tp 1 --recompute", "--tp 1 --pp 2 --accumulate 4",
+                  "--tp 2 --pp 2 --dp 2 --zero --accumulate 2 --recompute"):
         others = learner.train(data, "other", *more, *flags.split())
         # float32 sums in another order; metrics.csv has 6 digits of the norms
         near(losses + [held], others[0] + [others[2]], 2e-6, flags, more)
@@ -130,6 +136,52 @@ def adapters_learn_the_same_at_every_degree(folder):
     learner = Learner(folder)
     losses, _ = same_at_every_degree(learner, learner.text, "--lora", "4", "--alpha", "32")
     check(losses[-1] < losses[0] - 0.2, losses)
+
+
+def stages_learn_the_same_bits(folder):
+    """No weight is shared by two stages: a pipeline gives the bits of one rank that runs the same
+    micro-batches, and writes the same sample, model and adapter."""
+    learner = Learner(folder, layers=4)
+    for data, more in ((learner.text, ()), (learner.text, ("--lora", "4", "--dtype", "bf16")),
+                       (learner.chats, ("--template", "chatml", "--context", "96")),
+                       (learner.pairs, ("--lora", "4"))):
+        more = (*more, "--accumulate", "4", "--max-new", "8", "--tp", "1")
+        told = []
+        for out, stages in (("one", 1), ("two", 2), ("three", 3), ("four", 4)):
+            done = learner.llm(*learner.flags(data, out, *more, "--pp", str(stages)))
+            check(done.returncode == 0, more, stages, done.stderr)
+            told.append([line for line in done.stdout.split("\n") if "/s" not in line and
+                         not line.startswith(("wrote", "ranks"))])
+            check(learner.bits(out) == learner.bits("one"), more, stages, "other bits")
+            check(told[0] == told[-1], more, stages, told)
+        for out in ("one", "two", "three", "four"):
+            shutil.rmtree(learner.path(out))
+
+
+def a_state_goes_on_at_another_degree(folder):
+    learner = Learner(folder)
+    flags = ("--save-every", "3", "--accumulate", "2")
+    losses, norms, held = learner.train(learner.text, "whole", *flags, "--tp", "1", steps=20)
+    with subprocess.Popen([test_llm.LLM, "--model", learner.model,
+                           *learner.flags(learner.text, "part", *flags, "--tp", "1", "--pp", "2",
+                                          steps=20)], stdout=subprocess.DEVNULL) as run:
+        while run.poll() is None and not os.path.exists(
+                learner.path("part.run/state.safetensors")):
+            time.sleep(0.01)
+        run.kill()
+    for more in ("--tp 1", "--tp 2 --pp 2", "--tp 1 --dp 2 --zero"):
+        for name in ("part", "part.run"):
+            if os.path.exists(learner.path(name)):
+                shutil.copytree(learner.path(name), learner.path(name.replace("part", "more")))
+        done = learner.llm(*learner.flags(learner.text, "more", *flags, *more.split(), "--resume",
+                                          steps=20))
+        if not os.path.exists(learner.path("part")):
+            check(done.returncode == 0 and "resumed" in done.stdout, more, done.stderr)
+        rows = learner.rows("more")
+        near(losses + [held], [float(row[1]) for row in rows] + [float(rows[-1][2])], 1e-5, more)
+        near(norms, [float(row[4]) for row in rows], 1e-4, more)
+        for name in ("more", "more.run"):
+            shutil.rmtree(learner.path(name))
 
 
 def bf16_adapters_begin_as_the_model(folder):
@@ -183,7 +235,9 @@ def a_killed_run_goes_on(folder):
     draw = random.Random(os.environ.get("TSHARD_SEED", "finetune"))
     for data, more in ((learner.text, ("--tp", "2")), (learner.pairs, ("--tp", "1")),
                        (learner.text, ("--tp", "1", "--dp", "2", "--zero", "--lora", "4",
-                                       "--lora-dropout", "0.1"))):
+                                       "--lora-dropout", "0.1")),
+                       (learner.text, ("--tp", "1", "--pp", "2", "--lora", "4", "--lora-dropout",
+                                       "0.1"))):
         flags = ("--save-every", "3", *more)
         start = time.time()
         learner.train(data, "whole", *flags, steps=20)
@@ -229,10 +283,13 @@ def adapters_are_written_and_read(folder):
     adapter = ("--adapter", learner.path("adapter"))
     base = learner.evaluate(learner.text, "--tp", "1")
     found = [learner.evaluate(learner.text, *adapter, *more)
-             for more in (("--tp", "1"), ("--tp", "2"), ("--tp", "2", "--merge"))]
+             for more in (("--tp", "1"), ("--tp", "2"), ("--tp", "2", "--merge"),
+                          ("--tp", "1", "--pp", "2"), ("--tp", "1", "--pp", "2", "--merge"))]
     check(found[0][0] < base[0] - 0.1, found, base)
     near(found[0], found[1], 1e-5, "two ranks")
     near(found[0], found[2], 1e-5, "merged")
+    near(found[0], found[3], 1e-5, "two stages")
+    near(found[0], found[4], 1e-5, "two stages, merged")
     prompt = ("--prompt", "the cat", "--max-new", "12", "--dtype", "f32", "--tp", "2")
     merged = learner.path("merged")
     done = learner.llm(*adapter, "--merge", "--out", merged, "--dtype", "f32", "--tp", "2")
@@ -269,7 +326,8 @@ def evaluation_is_that_of_the_logits(folder):
         seen = begin + len(window)
         if seen == len(ids):
             break
-    for more in ("--tp 1", "--tp 2 --batch 2", "--tp 1 --dp 2 --batch 2"):
+    for more in ("--tp 1", "--tp 2 --batch 2", "--tp 1 --dp 2 --batch 2",
+                 "--tp 1 --pp 2 --dp 3 --batch 6"):
         found = learner.evaluate(text, "--stride", "20", *more.split())
         near(found, (loss / count, 100 * right / count, count), 1e-3, more)
         near(found[:1], [loss / count], 2e-6, more)
@@ -294,7 +352,10 @@ def mistakes_are_refused(folder):
     refused(learner, 2, "give one of", "--prompt", "a", *run)
     refused(learner, 2, "are for --lora", *run, "--alpha", "4")
     refused(learner, 2, "exclude each other", *run, "--steps", "1", "--epochs", "1")
-    refused(learner, 2, "--pp is not possible", *run, "--pp", "2")
+    refused(learner, 2, "--pp is for", "--prompt", "a", "--pp", "2")
+    refused(learner, 1, "--pp 3: the model has 2 layers", *run, "--pp", "3")
+    refused(learner, 1, "leave --pp out", "--finetune", learner.pairs, *out, "--context", "32",
+            "--lora", "4", "--weights", "q8_0", "--pp", "2")
     refused(learner, 2, "has --save-every", *run, "--resume")
     refused(learner, 2, "a probability", *run, "--lora", "4", "--lora-dropout", "1")
     refused(learner, 2, "--merge is for", *run, "--merge")
@@ -335,6 +396,7 @@ def an_adapter_of_another_model_is_refused(folder):
 
 
 TESTS = [all_weights_learn_the_same_at_every_degree, adapters_learn_the_same_at_every_degree,
+         stages_learn_the_same_bits, a_state_goes_on_at_another_degree,
          bf16_adapters_begin_as_the_model, preferences_are_learnt,
          packed_rows_learn_what_single_ones_do, chats_end,
          a_killed_run_goes_on, adapters_are_written_and_read, evaluation_is_that_of_the_logits,

@@ -11,8 +11,15 @@ static const char llama[] = "examples/llm/tiny/llama", bert[] = "examples/llm/ti
 typedef struct task {
     llm_plan plan;
     llm_config config;
-    tsh_mem mem; /* of rank 0 */
+    tsh_mem mem[4]; /* of the first rank of each stage */
 } task;
+
+static tsh_mem planned[4]; /* the same */
+
+static void keep_stage(FILE *file, const llm_plan *p) {
+    (void)file;
+    planned[p->stage] = p->mem;
+}
 
 /* What llm_plan_rank does, but for real. */
 static int real(tsh_ctx *ctx, void *user) {
@@ -24,7 +31,8 @@ static int real(tsh_ctx *ctx, void *user) {
     CHECK_TRUE(llm_model_make(m, ctx, own.config, own.family, own.rows, own.length, own.weights) ==
                TSH_OK);
     (own.train ? llm_plan_training : llm_plan_generation)(&own, m, ids);
-    if (tsh_world(ctx)->rank == 0) t->mem = tsh_mem_stats(ctx);
+    if (tsh_tp(ctx)->rank == 0 && tsh_dp(ctx)->rank == 0)
+        t->mem[tsh_pp(ctx)->rank] = tsh_mem_stats(ctx);
     free(ids);
     free(m);
     CHECK_OK();
@@ -41,15 +49,23 @@ static void agree(const char *folder, llm_plan plan) {
         t.config.width = 64;
         t.config.head_size = 16;
     }
-    if (!llm_plan_run(&t.plan, &t.config, t.plan.family)) fail_msg("%s", t.plan.error);
+    if (plan.pp > 1) t.config.layers = 2 * plan.pp - 1; /* unequal stages */
+    if (!llm_plan_each(&t.plan, &t.config, t.plan.family, keep_stage, NULL))
+        fail_msg("%s", t.plan.error);
     const tsh_desc desc = {.tp = plan.tp > 1 ? plan.tp : 1,
+                           .pp = plan.pp,
                            .dtype = plan.dtype ? plan.dtype : TSH_F32};
-    ranks_run_with(desc.tp * (plan.dp > 1 ? plan.dp : 1), &desc, real, &t);
-    for (int k = 0; k < TSH_MEM_KINDS; k++)
-        if (t.mem.peak[k] != t.plan.mem.peak[k])
-            fail_msg("%s: tp %d, dp %d, train %d, lora %d, kind %d: planned %zu, taken %zu", folder,
-                     plan.tp, plan.dp, plan.train, plan.lora, k, t.plan.mem.peak[k], t.mem.peak[k]);
-    assert_int_equal(t.mem.total_peak, t.plan.mem.total_peak);
+    ranks_run_with(desc.tp * (plan.dp > 1 ? plan.dp : 1) * (plan.pp > 1 ? plan.pp : 1), &desc, real,
+                   &t);
+    for (int s = 0; s < (plan.pp > 1 ? plan.pp : 1); s++) {
+        for (int k = 0; k < TSH_MEM_KINDS; k++)
+            if (t.mem[s].peak[k] != planned[s].peak[k])
+                fail_msg("%s: tp %d, stage %d of %d, dp %d, train %d, lora %d, kind %d: planned "
+                         "%zu, taken %zu",
+                         folder, plan.tp, s, plan.pp, plan.dp, plan.train, plan.lora, k,
+                         planned[s].peak[k], t.mem[s].peak[k]);
+        assert_int_equal(t.mem[s].total_peak, planned[s].total_peak);
+    }
     llm_config_free(&t.config);
 }
 
@@ -70,6 +86,22 @@ static void training_takes_what_is_planned(void **state) {
     }
     const llm_plan q = {.train = 1, .lora = 2, .rows = 2, .length = 16, .weights = TSH_Q8_0};
     agree(llama, q);
+}
+
+static void stages_take_what_is_planned(void **state) {
+    (void)state;
+    for (int pp = 2; pp <= 3; pp++)
+        for (int lora = 0; lora <= 4; lora += 4) {
+            llm_plan p = {.train = 1, .pp = pp, .lora = lora, .rows = 2, .length = 24,
+                          .accumulate = 4};
+            agree(llama, p);
+            p.recompute = 1;
+            agree(llama, p);
+        }
+    llm_plan p = {.train = 1, .tp = 2, .pp = 2, .dp = 2, .zero = 1, .rows = 2, .length = 24};
+    agree(llama, p);
+    p.dtype = TSH_BF16;
+    agree(llama, p);
 }
 
 static void generation_takes_what_is_planned(void **state) {
@@ -164,6 +196,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(dry_runs_end),
                                        cmocka_unit_test(dry_runs_write_nothing),
                                        cmocka_unit_test(training_takes_what_is_planned),
+                                       cmocka_unit_test(stages_take_what_is_planned),
                                        cmocka_unit_test(generation_takes_what_is_planned),
                                        cmocka_unit_test(the_table_is_printed)};
     return cmocka_run_group_tests(tests, NULL, NULL);

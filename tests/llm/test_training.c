@@ -1,8 +1,8 @@
 /* Decoder families of examples/llm learn as transformers' do: five steps of AdamW on a small model
  * of each give the losses and norms of gradients of golden/training (make_training.py), all
- * weights being trained, at every degree of tp, over dp and with ZeRO-1; and adapters read from
- * PEFT's files give its losses, on f32 and on Q8_0 weights. Adapters that are written are read
- * again. */
+ * weights being trained, at every degree of tp, over dp and with ZeRO-1, and in pipelines; and
+ * adapters read from PEFT's files give its losses, on f32 and on Q8_0 weights. Adapters that are
+ * written are read again. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
@@ -31,13 +31,16 @@ static golden goldens[] = {
 typedef struct run {
     const cJSON *json; /* the golden */
     const char *want;  /* its losses: "losses", "lora" or "q8_0" */
-    int ranks, tp;
-    int zero;
+    int ranks, tp, pp; /* pp 0: no pipeline */
+    int zero, recompute;
     tsh_dtype dtype, weights; /* weights: TSH_Q8_0 or TSH_F32 */
     double tolerance;
     const char *adapter; /* folder of adapters, which alone are trained; NULL: all weights are */
     int saves;           /* 1: writes the adapters, to files_here/out */
     double after;        /* the loss after the last step */
+    int measures;        /* 1: writes losses, and the loss after the last step, to `found`, in place
+                          * of comparing them */
+    double found[STEPS + 1];
 } run;
 
 static const cJSON *item(const cJSON *json, const char *key) {
@@ -139,6 +142,7 @@ typedef struct learner {
     llm_adapter adapter;
     int64_t length;
     int32_t ids[MOST_TOKENS], targets[MOST_TOKENS];
+    tsh_pipeline *pipeline; /* its micro-batches are the rows; NULL: there is none */
 } learner;
 
 /* Takes this replica's rows of the golden's batch; a row's last token has no target. */
@@ -155,36 +159,85 @@ static void take_batch(learner *l, tsh_ctx *ctx, const cJSON *ids) {
     l->net.rows = rows;
 }
 
+/* Returns row k of the ids or targets. */
+static tsh_tensor *row_of(learner *l, const int32_t *from, int k) {
+    return tsh_from(l->net.ctx, from + k * l->length, tsh_shape2(1, l->length), TSH_I32);
+}
+
+static tsh_tensor *first_of(tsh_ctx *ctx, int k, void *user) {
+    learner *l = (learner *)user;
+    (void)ctx;
+    return llm_forward_begin(&l->net, row_of(l, l->ids, k));
+}
+
+static tsh_tensor *last_of(tsh_ctx *ctx, tsh_tensor *x, int k, void *user) {
+    learner *l = (learner *)user;
+    const tsh_cross_entropy_desc sum = {.reduction = TSH_REDUCE_SUM};
+    (void)ctx;
+    return tsh_cross_entropy(llm_forward_end(&l->net, x), row_of(l, l->targets, k), &sum);
+}
+
+static double weight_of(tsh_ctx *ctx, int k, void *user) {
+    (void)ctx, (void)k;
+    return (double)((learner *)user)->length - 1;
+}
+
+/* Deals the model to the ranks of pp. */
+static int deal(learner *l, tsh_ctx *ctx, const run *r) {
+    const tsh_pipeline_desc desc = {.micro_batches = (int)l->net.rows,
+                                    .input = first_of,
+                                    .loss = last_of,
+                                    .weight = weight_of,
+                                    .user = l};
+    if (!r->pp) return 0;
+    l->pipeline = llm_pipeline_new(&l->net, &desc);
+    l->net.rows = 1;
+    CHECK_TRUE(l->pipeline != NULL);
+    return 0;
+}
+
 /* Makes the model, and loads it and its adapters. */
 static int begin(learner *l, tsh_ctx *ctx, const run *r) {
+    llm_net *m = &l->net;
     const llm_family *family;
     tsh_error why;
     CHECK(llm_config_read(&l->config, files_here, &family), "%s", l->config.error);
     take_batch(l, ctx, cJSON_GetObjectItem(r->json, "ids"));
-    CHECK_TRUE(llm_model_load(&l->net, ctx, &l->config, family, files_here, l->net.rows, l->length,
-                              r->weights) == TSH_OK);
-    tsh_cache_free(l->net.cache);
-    l->net.cache = NULL;
-    l->net.all = 1;
-    tsh_train(l->net.root, 1);
-    if (!r->adapter) return 0;
-    CHECK(llm_adapter_read(&l->adapter, r->adapter, &why), "%s", why.message);
-    CHECK_TRUE(llm_model_adapter_add(&l->net, &l->adapter) == TSH_OK);
-    CHECK_TRUE(llm_model_adapter_load(&l->net, &l->adapter, r->adapter) == TSH_OK);
+    CHECK_TRUE(llm_model_make(m, ctx, &l->config, family, m->rows, l->length,
+                              llm_made_as(&l->config, r->weights)) == TSH_OK);
+    if (r->adapter) {
+        CHECK(llm_adapter_read(&l->adapter, r->adapter, &why), "%s", why.message);
+        CHECK_TRUE(llm_model_adapter_add(m, &l->adapter) == TSH_OK);
+    }
+    if (deal(l, ctx, r)) return 1;
+    CHECK_TRUE(llm_model_fill(m, files_here, r->weights) == TSH_OK);
+    if (r->adapter) CHECK_TRUE(llm_model_adapter_load(m, &l->adapter, r->adapter) == TSH_OK);
+    m->all = 1;
+    tsh_train(m->root, 1);
+    for (int i = 0; i < l->config.layers; i++)
+        tsh_checkpoint(tsh_child(m->blocks, i), !r->pp || r->recompute);
     return 0;
 }
 
 static tsh_tensor *loss_of(learner *l, tsh_ctx *ctx) {
     const tsh_shape shape = tsh_shape2(l->net.rows, l->length);
-    tsh_tensor *logits = l->net.family->forward(&l->net, tsh_from(ctx, l->ids, shape, TSH_I32));
+    tsh_tensor *logits = llm_forward(&l->net, tsh_from(ctx, l->ids, shape, TSH_I32));
     return tsh_cross_entropy(logits, tsh_from(ctx, l->targets, shape, TSH_I32), NULL);
 }
 
-/* The mean of the replicas' losses. */
-static double all_replicas(tsh_ctx *ctx, tsh_tensor *loss) {
-    double value = tsh_item(ctx, loss);
-    (void)tsh_allreduce(tsh_dp(ctx), &value, 1, TSH_F64, TSH_SUM);
-    return value / tsh_dp(ctx)->size;
+/* Computes the mean of the replicas' losses, and with learns 1 the gradients. */
+static int compute(learner *l, tsh_ctx *ctx, int learns, double *value) {
+    if (l->pipeline) {
+        CHECK_TRUE((learns ? tsh_pipeline_train(l->pipeline, value)
+                           : tsh_pipeline_evaluate(l->pipeline, 0, value)) == TSH_OK);
+        return 0;
+    }
+    tsh_tensor *loss = loss_of(l, ctx);
+    *value = tsh_item(ctx, loss);
+    CHECK_TRUE(tsh_allreduce(tsh_dp(ctx), value, 1, TSH_F64, TSH_SUM) == TSH_OK);
+    *value /= tsh_dp(ctx)->size;
+    CHECK_TRUE(!learns || tsh_backward(ctx, loss) == TSH_OK);
+    return 0;
 }
 
 static int steps(learner *l, tsh_ctx *ctx, run *r) {
@@ -192,22 +245,24 @@ static int steps(learner *l, tsh_ctx *ctx, run *r) {
         .kind = TSH_ADAMW, .lr = 1e-3, .weight_decay = 0.01, .zero = r->zero};
     tsh_optim *optim = tsh_optim_new(l->net.root, &adamw);
     for (int step = 0; step < STEPS && r->want; step++) {
-        tsh_tensor *loss = loss_of(l, ctx);
-        const double want = number(r, r->want, step), value = all_replicas(ctx, loss);
-        double norm = 0, normal = number(r, "norms", step);
-        CHECK(fabs(value - want) <= r->tolerance * want, "step %d: the loss is %.9g, not %.9g",
-              step, value, want);
-        CHECK_TRUE(tsh_backward(ctx, loss) == TSH_OK);
+        const double want = number(r, r->want, step);
+        double value = 0, norm = 0, normal = number(r, "norms", step);
+        if (compute(l, ctx, 1, &value)) return 1;
+        CHECK(r->measures || fabs(value - want) <= r->tolerance * want,
+              "step %d: the loss is %.9g, not %.9g", step, value, want);
+        if (r->measures && tsh_world(ctx)->rank == 0) r->found[step] = value;
         CHECK_TRUE(tsh_clip_grad_norm(l->net.root, 1e30, &norm) == TSH_OK);
-        if (strcmp(r->want, "losses") == 0 && r->tolerance <= near)
+        if (!r->measures && strcmp(r->want, "losses") == 0 && r->tolerance <= near)
             CHECK(fabs(norm - normal) <= r->tolerance * normal,
                   "step %d: the norm of gradients is %.9g, not %.9g", step, norm, normal);
         CHECK_TRUE(tsh_optim_step(optim) == TSH_OK);
         tsh_zero_grads(l->net.root);
         (void)tsh_step_end(ctx);
     }
-    const double value = all_replicas(ctx, loss_of(l, ctx));
+    double value = 0;
+    if (compute(l, ctx, 0, &value)) return 1;
     (void)tsh_step_end(ctx);
+    if (r->measures && tsh_world(ctx)->rank == 0) r->found[STEPS] = value;
     if (r->want && tsh_world(ctx)->rank == 0) r->after = value;
     CHECK(r->want || fabs(value - r->after) <= near * value, "read again: %.9g, not %.9g", value,
           r->after);
@@ -231,21 +286,22 @@ static int learns(tsh_ctx *ctx, void *user) {
 
 /* Returns 1, and says why, if the run of a golden fails. */
 static int fails(const golden *g, run *r) {
-    const tsh_desc desc = {.tp = r->tp, .dtype = r->dtype};
+    const tsh_desc desc = {.tp = r->tp, .pp = r->pp, .dtype = r->dtype};
     const char *why;
     r->json = g->json;
     if (!ranks_try(r->ranks, &desc, learns, r, &why)) return 0;
-    print_message("%s, %s, tp %d of %d ranks: %s\n", g->name, r->want ? r->want : "written", r->tp,
-                  r->ranks, why);
+    print_message("%s, %s, tp %d, pp %d of %d ranks: %s\n", g->name, r->want ? r->want : "written",
+                  r->tp, r->pp, r->ranks, why);
     return 1;
 }
 
 /* ------------------------------------------------------------------------ tests */
 
 static void all_weights_learn_as_in_transformers(void **state) {
-    static const int degrees[][3] = {/* ranks, tp, zero */
-                                     {1, 1, 0}, {2, 2, 0}, {3, 3, 0},
-                                     {4, 4, 0}, {2, 1, 0}, {2, 1, 1}};
+    static const int degrees[][4] = {/* ranks, tp, pp, zero */
+                                     {1, 1, 0, 0}, {2, 2, 0, 0}, {3, 3, 0, 0}, {4, 4, 0, 0},
+                                     {2, 1, 0, 0}, {2, 1, 0, 1}, {2, 1, 2, 0}, {4, 2, 2, 0},
+                                     {4, 1, 2, 1}};
     int failed = 0;
     (void)state;
     for (int k = 0; k < COUNT(goldens); k++) {
@@ -254,7 +310,8 @@ static void all_weights_learn_as_in_transformers(void **state) {
         write_folder(goldens[k].json);
         for (int d = 0; d < COUNT(degrees); d++) {
             run r = {.want = "losses", .ranks = degrees[d][0], .tp = degrees[d][1],
-                     .zero = degrees[d][2], .tolerance = near};
+                     .pp = degrees[d][2], .zero = degrees[d][3], .recompute = degrees[d][3],
+                     .tolerance = near};
             failed += fails(&goldens[k], &r);
         }
         failed += fails(&goldens[k], &half);
@@ -291,9 +348,9 @@ static void adapters_learn_as_in_peft(void **state) {
     for (int k = 0; k < COUNT(goldens); k++) {
         run again = {.ranks = 2, .tp = 2, .adapter = files_path("out")};
         write_folder(goldens[k].json);
-        for (int tp = 1; tp <= 3; tp++) {
-            run r = {.want = "lora", .ranks = tp, .tp = tp, .tolerance = near,
-                     .adapter = files_here, .saves = tp == 3};
+        for (int tp = 1; tp <= 4; tp++) { /* 4: two stages of two ranks */
+            run r = {.want = "lora", .ranks = tp, .tp = tp == 4 ? 2 : tp, .pp = tp == 4 ? 2 : 0,
+                     .tolerance = near, .adapter = files_here, .saves = tp == 4};
             failed += fails(&goldens[k], &r);
             again.after = r.after;
         }
@@ -309,13 +366,71 @@ static void adapters_of_quantised_weights_learn_as_in_peft(void **state) {
     (void)state;
     for (int k = 0; k < COUNT(goldens); k++) {
         write_folder(goldens[k].json);
-        for (int tp = 1; tp <= 3; tp++) {
-            run r = {.want = "q8_0", .ranks = tp, .tp = tp, .weights = TSH_Q8_0, .tolerance = near,
-                     .adapter = files_here};
+        for (int tp = 1; tp <= 4; tp++) {
+            run r = {.want = "q8_0", .ranks = tp, .tp = tp == 4 ? 2 : tp, .pp = tp == 4 ? 2 : 0,
+                     .weights = TSH_Q8_0, .tolerance = near, .adapter = files_here};
             failed += fails(&goldens[k], &r);
         }
     }
     assert_int_equal(failed, 0);
+}
+
+/* Gives a golden's model four blocks: the tensors of block 1 are there again as 2 and 3, with other
+ * values. */
+static void deepen(cJSON *json) {
+    cJSON *config = cJSON_GetObjectItem(json, "config"), *tensors, *shape, *more, *next;
+    static const char *const keys[] = {"num_hidden_layers", "n_layer"};
+    for (int k = 0; k < COUNT(keys); k++)
+        if (cJSON_GetObjectItem(config, keys[k]))
+            cJSON_SetNumberValue(cJSON_GetObjectItem(config, keys[k]), 4);
+    tensors = cJSON_GetObjectItem(json, "tensors");
+    more = cJSON_CreateObject();
+    cJSON_ArrayForEach(shape, tensors) {
+        char name[200];
+        char *at;
+        (void)snprintf(name, sizeof name, "%s", shape->string);
+        at = strstr(name, ".1.");
+        for (int block = 2; at && block < 4; block++) {
+            at[1] = (char)('0' + block);
+            (void)cJSON_AddItemToObject(more, name, cJSON_Duplicate(shape, 1));
+        }
+    }
+    for (shape = more->child; shape; shape = next) {
+        next = shape->next;
+        (void)cJSON_DetachItemViaPointer(more, shape);
+        (void)cJSON_AddItemToObject(tensors, shape->string, shape);
+    }
+    cJSON_Delete(more);
+}
+
+/* Pipelines of 2, 3 and 4 stages, of equal and of unequal ones, against one rank. With untied
+ * weights losses have its bits as long as nothing but the order of sums over replicas differs. */
+static void more_stages_learn_the_same(void **state) {
+    static const struct {
+        const char *name;
+        int exact; /* 1: no weight is shared by stages */
+    } models[] = {{"llama", 1}, {"gpt2", 0}, {"opt", 0}};
+    (void)state;
+    for (int k = 0; k < COUNT(models); k++) {
+        golden deep = {models[k].name, NULL};
+        run one = {.want = "losses", .ranks = 1, .tp = 1, .pp = 1, .measures = 1};
+        for (int i = 0; i < COUNT(goldens); i++)
+            if (strcmp(goldens[i].name, deep.name) == 0)
+                deep.json = cJSON_Duplicate(goldens[i].json, 1);
+        deepen(deep.json);
+        write_folder(deep.json);
+        assert_false(fails(&deep, &one));
+        for (int pp = 2; pp <= 4; pp++) {
+            run r = {.want = "losses", .ranks = pp, .tp = 1, .pp = pp, .measures = 1};
+            assert_false(fails(&deep, &r));
+            for (int i = 0; i <= STEPS; i++)
+                if (models[k].exact ? r.found[i] != one.found[i]
+                                    : fabs(r.found[i] - one.found[i]) > 1e-6 * one.found[i])
+                    fail_msg("%s, %d stages: loss %d is %.9g, not %.9g", deep.name, pp, i,
+                             r.found[i], one.found[i]);
+        }
+        cJSON_Delete(deep.json);
+    }
 }
 
 static int open_goldens(void **state) {
@@ -344,6 +459,7 @@ static int close_goldens(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_weights_learn_as_in_transformers),
+        cmocka_unit_test(more_stages_learn_the_same),
         cmocka_unit_test(adapters_learn_as_in_peft),
         cmocka_unit_test(adapters_of_quantised_weights_learn_as_in_peft),
     };

@@ -69,21 +69,20 @@ static void bert_add(llm_net *m) {
                    bert_add_block);
 }
 
-/* Returns the vectors (1, T, C) of the tokens ids (1, T). All tokens have type 0, as those of a
- * single sentence. */
-static tsh_tensor *bert_forward(llm_net *m, tsh_tensor *ids) {
+/* Gives all tokens type 0, as those of a single sentence. */
+static tsh_tensor *bert_embed(llm_net *m, tsh_tensor *ids) {
     tsh_module *embeddings = tsh_find(m->base, "embeddings");
     tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape_of(ids)), TSH_I32);
     tsh_tensor *x = llm_call(embeddings, "word_embeddings", ids);
     x = tsh_add(x, llm_call(embeddings, "token_type_embeddings", kind));
     x = tsh_add(x, llm_call(embeddings, "position_embeddings",
                             llm_places(m, ids, m->config->skip)));
-    return llm_call(m->base, "encoder.layer", llm_call(embeddings, "LayerNorm", x));
+    return llm_call(embeddings, "LayerNorm", x);
 }
 
-static const llm_family bert_family = {"bert",   "bert",       bert_config,
-                                       bert_add, bert_forward, bert_names};
-static const llm_family roberta_family = {"roberta", "roberta",    roberta_config,
-                                          bert_add,  bert_forward, bert_names};
+static const llm_family bert_family = {"bert",     "bert", bert_config, bert_add,
+                                       bert_embed, NULL,   bert_names};
+static const llm_family roberta_family = {"roberta",  "roberta", roberta_config, bert_add,
+                                          bert_embed, NULL,      bert_names};
 
 #endif

@@ -47,14 +47,17 @@ static void bloom_add(llm_net *m) {
     llm_add_slopes(m);
 }
 
-static tsh_tensor *bloom_forward(llm_net *m, tsh_tensor *ids) {
-    tsh_tensor *x = llm_call(m->base, "word_embeddings", ids);
+static tsh_tensor *bloom_embed(llm_net *m, tsh_tensor *ids) {
     if (m->cache) m->bias = llm_alibi(m, llm_keys(m, ids));
-    x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings_layernorm", x));
+    return llm_call(m->base, "word_embeddings_layernorm",
+                    llm_call(m->base, "word_embeddings", ids));
+}
+
+static tsh_tensor *bloom_finish(llm_net *m, tsh_tensor *x) {
     return llm_head(m, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
 }
 
-static const llm_family bloom_family = {"bloom", "transformer", bloom_config, bloom_add,
-                                        bloom_forward, NULL};
+static const llm_family bloom_family = {"bloom",     "transformer", bloom_config, bloom_add,
+                                        bloom_embed, bloom_finish,  NULL};
 
 #endif

@@ -63,12 +63,15 @@ static void falcon_add(llm_net *m) {
     llm_add_head(m, "lm_head", 0, "word_embeddings");
 }
 
-static tsh_tensor *falcon_forward(llm_net *m, tsh_tensor *ids) {
-    tsh_tensor *x = llm_call(m->base, "h", llm_call(m->base, "word_embeddings", ids));
+static tsh_tensor *falcon_embed(llm_net *m, tsh_tensor *ids) {
+    return llm_call(m->base, "word_embeddings", ids);
+}
+
+static tsh_tensor *falcon_finish(llm_net *m, tsh_tensor *x) {
     return llm_head(m, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
 }
 
-static const llm_family falcon_family = {"falcon", "transformer", falcon_config, falcon_add,
-                                         falcon_forward, NULL};
+static const llm_family falcon_family = {"falcon",     "transformer", falcon_config, falcon_add,
+                                         falcon_embed, falcon_finish, NULL};
 
 #endif

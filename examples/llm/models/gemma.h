@@ -35,7 +35,7 @@ static void gemma_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static const llm_family gemma_family = {"gemma",   "model",       gemma_config,
-                                        llama_add, llama_forward, NULL};
+static const llm_family gemma_family = {"gemma",     "model",      gemma_config, llama_add,
+                                        llama_embed, llama_finish, NULL};
 
 #endif

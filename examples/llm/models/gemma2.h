@@ -99,9 +99,9 @@ static void gemma2_add(llm_net *m) {
     llama_add_with(m, gemma2_block, gemma2_add_block);
 }
 
-static const llm_family gemma2_family = {"gemma2",   "model",       gemma2_config,
-                                         gemma2_add, llama_forward, NULL};
-static const llm_family gemma3_family = {"gemma3_text", "model",       gemma3_config,
-                                         gemma2_add,    llama_forward, NULL};
+static const llm_family gemma2_family = {"gemma2",    "model",      gemma2_config, gemma2_add,
+                                         llama_embed, llama_finish, NULL};
+static const llm_family gemma3_family = {"gemma3_text", "model",      gemma3_config, gemma2_add,
+                                         llama_embed,   llama_finish, NULL};
 
 #endif

@@ -42,14 +42,16 @@ static void gpt2_add(llm_net *m) {
     llm_add_head(m, "lm_head", 0, "wte");
 }
 
-static tsh_tensor *gpt2_forward(llm_net *m, tsh_tensor *ids) {
+static tsh_tensor *gpt2_embed(llm_net *m, tsh_tensor *ids) {
     tsh_tensor *x = llm_embed(m, "wte", ids);
-    x = tsh_add(x, llm_call(m->base, "wpe", llm_places(m, ids, 0)));
-    x = llm_last(m, llm_call(m->base, "h", x));
-    return llm_head(m, "lm_head", llm_call(m->base, "ln_f", x));
+    return tsh_add(x, llm_call(m->base, "wpe", llm_places(m, ids, 0)));
 }
 
-static const llm_family gpt2_family = {"gpt2",   "transformer", gpt2_config,
-                                       gpt2_add, gpt2_forward,  NULL};
+static tsh_tensor *gpt2_finish(llm_net *m, tsh_tensor *x) {
+    return llm_head(m, "lm_head", llm_call(m->base, "ln_f", llm_last(m, x)));
+}
+
+static const llm_family gpt2_family = {"gpt2",     "transformer", gpt2_config, gpt2_add,
+                                       gpt2_embed, gpt2_finish,   NULL};
 
 #endif

@@ -57,12 +57,16 @@ static void gpt_neox_add(llm_net *m) {
     llm_add_head(m, "embed_out", 0, "embed_in");
 }
 
-static tsh_tensor *gpt_neox_forward(llm_net *m, tsh_tensor *ids) {
-    tsh_tensor *x = llm_call(m->base, "layers", llm_call(m->base, "embed_in", ids));
+static tsh_tensor *gpt_neox_embed(llm_net *m, tsh_tensor *ids) {
+    return llm_call(m->base, "embed_in", ids);
+}
+
+static tsh_tensor *gpt_neox_finish(llm_net *m, tsh_tensor *x) {
     return llm_head(m, "embed_out", llm_call(m->base, "final_layer_norm", llm_last(m, x)));
 }
 
-static const llm_family gpt_neox_family = {"gpt_neox", "gpt_neox", gpt_neox_config, gpt_neox_add,
-                                           gpt_neox_forward, NULL};
+static const llm_family gpt_neox_family = {"gpt_neox",     "gpt_neox",     gpt_neox_config,
+                                           gpt_neox_add,   gpt_neox_embed, gpt_neox_finish,
+                                           NULL};
 
 #endif

@@ -18,7 +18,7 @@ static void granite_config(llm_config *c) {
     c->logit_scale = 1 / granite_factor(c, "logits_scaling");
 }
 
-static const llm_family granite_family = {"granite", "model", granite_config, llama_add,
-                                          llama_forward, NULL};
+static const llm_family granite_family = {"granite",   "model",      granite_config, llama_add,
+                                          llama_embed, llama_finish, NULL};
 
 #endif

@@ -62,13 +62,15 @@ static void llama_add(llm_net *m) {
     llama_add_with(m, llama_block, llama_add_block);
 }
 
-static tsh_tensor *llama_forward(llm_net *m, tsh_tensor *ids) {
-    tsh_tensor *x = llm_scale(llm_embed(m, "embed_tokens", ids), m->config->embed_scale);
-    x = llm_call(m->base, "norm", llm_last(m, llm_call(m->base, "layers", x)));
-    return llm_head(m, "lm_head", x);
+static tsh_tensor *llama_embed(llm_net *m, tsh_tensor *ids) {
+    return llm_scale(llm_embed(m, "embed_tokens", ids), m->config->embed_scale);
 }
 
-static const llm_family llama_family = {"llama",   "model",       llama_config,
-                                        llama_add, llama_forward, NULL};
+static tsh_tensor *llama_finish(llm_net *m, tsh_tensor *x) {
+    return llm_head(m, "lm_head", llm_call(m->base, "norm", llm_last(m, x)));
+}
+
+static const llm_family llama_family = {"llama",     "model",      llama_config, llama_add,
+                                        llama_embed, llama_finish, NULL};
 
 #endif

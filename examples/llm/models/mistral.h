@@ -10,7 +10,7 @@ static void mistral_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static const llm_family mistral_family = {"mistral", "model", mistral_config, llama_add,
-                                          llama_forward, NULL};
+static const llm_family mistral_family = {"mistral",   "model",      mistral_config, llama_add,
+                                          llama_embed, llama_finish, NULL};
 
 #endif

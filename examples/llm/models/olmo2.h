@@ -30,7 +30,7 @@ static void olmo2_add(llm_net *m) {
     llama_add_with(m, olmo2_block, olmo2_add_block);
 }
 
-static const llm_family olmo2_family = {"olmo2",   "model",       olmo2_config,
-                                        olmo2_add, llama_forward, NULL};
+static const llm_family olmo2_family = {"olmo2",     "model",      olmo2_config, olmo2_add,
+                                        llama_embed, llama_finish, NULL};
 
 #endif

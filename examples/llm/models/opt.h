@@ -43,23 +43,25 @@ static void opt_add(llm_net *m) {
     tsh_module *decoder = tsh_add_module(m->base, "decoder", NULL);
     llm_add_embedding(m, decoder, "embed_tokens");
     llm_add_places(m, decoder, "embed_positions", 2);
-    llm_add_norm(m, decoder, "final_layer_norm", m->config->width);
     llm_add_blocks(m, decoder, "layers", opt_block, opt_add_block);
+    llm_add_norm(m, decoder, "final_layer_norm", m->config->width);
     llm_add_head(m, "lm_head", 0, "decoder.embed_tokens");
 }
 
-static tsh_tensor *opt_forward(llm_net *m, tsh_tensor *ids) {
-    tsh_module *decoder = tsh_find(m->base, "decoder");
-    tsh_tensor *x = llm_call(decoder, "embed_tokens", ids);
-    x = tsh_add(x, llm_call(decoder, "embed_positions", llm_places(m, ids, 2)));
-    x = llm_last(m, llm_call(decoder, "layers", x));
-    return llm_head(m, "lm_head", llm_call(decoder, "final_layer_norm", x));
+static tsh_tensor *opt_embed(llm_net *m, tsh_tensor *ids) {
+    tsh_tensor *x = llm_call(m->base, "decoder.embed_tokens", ids);
+    return tsh_add(x, llm_call(m->base, "decoder.embed_positions", llm_places(m, ids, 2)));
+}
+
+static tsh_tensor *opt_finish(llm_net *m, tsh_tensor *x) {
+    return llm_head(m, "lm_head", llm_call(m->base, "decoder.final_layer_norm", llm_last(m, x)));
 }
 
 static const tsh_rename opt_names[] = {{"**.fc1.**", "**.mlp.fc1.**"},
                                        {"**.fc2.**", "**.mlp.fc2.**"},
                                        {NULL, NULL}};
 
-static const llm_family opt_family = {"opt", "model", opt_config, opt_add, opt_forward, opt_names};
+static const llm_family opt_family = {"opt",     "model",    opt_config, opt_add,
+                                      opt_embed, opt_finish, opt_names};
 
 #endif

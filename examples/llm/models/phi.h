@@ -38,11 +38,15 @@ static void phi_add(llm_net *m) {
     llm_add_head(m, "lm_head", 1, "embed_tokens");
 }
 
-static tsh_tensor *phi_forward(llm_net *m, tsh_tensor *ids) {
-    tsh_tensor *x = llm_call(m->base, "layers", llm_call(m->base, "embed_tokens", ids));
+static tsh_tensor *phi_embed(llm_net *m, tsh_tensor *ids) {
+    return llm_call(m->base, "embed_tokens", ids);
+}
+
+static tsh_tensor *phi_finish(llm_net *m, tsh_tensor *x) {
     return llm_head(m, "lm_head", llm_call(m->base, "final_layernorm", llm_last(m, x)));
 }
 
-static const llm_family phi_family = {"phi", "model", phi_config, phi_add, phi_forward, NULL};
+static const llm_family phi_family = {"phi",     "model",    phi_config, phi_add,
+                                      phi_embed, phi_finish, NULL};
 
 #endif

@@ -21,7 +21,7 @@ static void phi3_add(llm_net *m) {
     llama_add_with(m, llama_block, phi3_add_block);
 }
 
-static const llm_family phi3_family = {"phi3",   "model",       phi3_config,
-                                       phi3_add, llama_forward, NULL};
+static const llm_family phi3_family = {"phi3",      "model",      phi3_config, phi3_add,
+                                       llama_embed, llama_finish, NULL};
 
 #endif

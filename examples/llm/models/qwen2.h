@@ -19,7 +19,7 @@ static void qwen2_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static const llm_family qwen2_family = {"qwen2",   "model",       qwen2_config,
-                                        llama_add, llama_forward, NULL};
+static const llm_family qwen2_family = {"qwen2",     "model",      qwen2_config, llama_add,
+                                        llama_embed, llama_finish, NULL};
 
 #endif

@@ -12,7 +12,7 @@ static void qwen3_config(llm_config *c) {
     llm_read_rope(c, 10000, 1);
 }
 
-static const llm_family qwen3_family = {"qwen3",   "model",       qwen3_config,
-                                        llama_add, llama_forward, NULL};
+static const llm_family qwen3_family = {"qwen3",     "model",      qwen3_config, llama_add,
+                                        llama_embed, llama_finish, NULL};
 
 #endif
