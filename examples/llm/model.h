@@ -371,11 +371,12 @@ LLM_API tsh_tensor *llm_forward_end(llm_net *m, tsh_tensor *x) {
     return m->family->finish ? m->family->finish(m, x) : x;
 }
 
-/* Runs the model on ids (B, T), with m->segments and m->places. Returns logits or, of encoders and
- * with m->vectors, vectors. For training and for whole rows; llm_logits is for texts that grow. With
- * rotary positions, scores depend on the distance of two tokens alone, so texts packed into a row
- * need not begin at 0: the result is the same but for the rounding of sines and cosines. Frequencies
- * that depend on the length of the text are those for the longest of the batch's texts. */
+/* Runs the model on ids (B, T), with m->segments and m->places. Returns logits, or vectors if the
+ * model is headless or m->vectors is 1. It is for training and for whole rows; llm_logits is for
+ * texts that grow. Rotary positions are those in the row, not m->places: scores
+ * depend on the distance of two tokens alone, so a text that begins in the middle of a row has the
+ * same result but for the rounding of sines and cosines. Frequencies that depend on the length of a
+ * text are those for the batch's longest text. */
 LLM_API tsh_tensor *llm_forward(llm_net *m, tsh_tensor *ids) {
     return llm_forward_end(m, tsh_forward(m->blocks, llm_forward_begin(m, ids)));
 }

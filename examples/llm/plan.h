@@ -18,9 +18,9 @@
 
 typedef struct llm_plan {
     int train;            /* 1: steps of training; 0: a prompt of `length` tokens and an answer */
-    int tp, pp, dp, zero; /* ranks that share each layer; training: stages that share the layers;
-                           * replicas; 1: moments are cut over the replicas. 0: 1 rank, 1 stage, 1
-                           * replica */
+    int tp, pp, dp;       /* ranks that share each layer; training: stages of a pipeline, which
+                           * share the layers; replicas; 0: 1 */
+    int zero;             /* training: 1: the replicas share the optimiser's moments */
     int recompute;        /* training: 1: blocks are computed again in backward */
     int threads;          /* threads of a rank; 0: 1 */
     int lora;             /* training: rank of adapters on all linear layers, which alone are
@@ -29,31 +29,33 @@ typedef struct llm_plan {
     int accumulate;       /* training: micro-batches of a step; 0: 1 */
     tsh_dtype dtype;      /* dtype of activations, and of weights unless `weights` is set; 0: f32 */
     tsh_dtype weights;    /* as in llm_model_load */
-    /* What llm_plan_run finds: bytes of a rank of the stage that takes most, and which that is; of
-     * all ranks together; elements of all parameters, and of those that are trained; why it failed,
-     * or "". */
-    tsh_mem mem;
-    int stage;
-    double all;
-    int64_t parameters, trained;
-    char error[TSH_MESSAGE_SIZE];
+    /* What llm_plan_run finds: */
+    tsh_mem mem;                  /* bytes of a rank of the stage that takes most */
+    int stage;                    /* that stage, from 0 */
+    double all;                   /* bytes of all ranks together */
+    int64_t parameters, trained;  /* elements of all parameters; of those that are trained */
+    char error[TSH_MESSAGE_SIZE]; /* why it failed; "": it did not */
     llm_config *config;
     const llm_family *family;
 } llm_plan;
 
 /* -- a world of which only rank 0 exists ------------------------------------- */
 
-/* LLM_PLAN_SHARED: see llm_plan_start. Stages send LLM_PLAN_HEADS descriptions of tensors for each
- * micro-batch, of its vectors and of its segments, of at most LLM_PLAN_WORDS words. */
-enum { LLM_PLAN_SHARED = 1 << 16, LLM_PLAN_HEADS = 2, LLM_PLAN_WORDS = 64 };
+enum {
+    LLM_PLAN_SHARED = 1 << 16, /* most bytes of a collective in which the other ranks are taken to
+                                * send what this one does: hashes and sums, by which ranks agree */
+    LLM_PLAN_HEADS = 2,        /* descriptions of tensors that a stage sends for each micro-batch:
+                                * of its vectors and of its segments */
+    LLM_PLAN_WORDS = 64        /* most words of a description */
+};
 
-/* Its impl: sizes of the groups that tsh_open splits it into, in this order; the descriptions that
- * stage 0 has sent, which the other stages receive in its place. */
+/* The impl of its tsh_comm. */
 typedef struct llm_plan_world {
-    int size[3], made;
-    int heads;     /* number of `head` */
-    int64_t taken; /* how many were received */
-    int64_t head[LLM_PLAN_HEADS][LLM_PLAN_WORDS];
+    int size[3];   /* sizes of the groups that tsh_open splits the world into, in this order */
+    int made;      /* number of groups so far */
+    int heads;     /* number of descriptions in `head` */
+    int64_t taken; /* number of descriptions received */
+    int64_t head[LLM_PLAN_HEADS][LLM_PLAN_WORDS]; /* what stage 0 sent; the other stages get it */
 } llm_plan_world;
 
 /* Sends to another stage, or receives from one. Indices of segments are all 0. */
@@ -67,11 +69,7 @@ static void llm_plan_pass(llm_plan_world *world, const tsh_coll *coll) {
         memcpy(coll->recv, world->head[world->taken++ % world->heads], bytes);
 }
 
-/* Ends a collective at once. Up to LLM_PLAN_SHARED bytes the other ranks are taken to send what this
- * one does: such are hashes and sums, by which ranks agree. The rest of recv keeps what it has. */
-
-/* Ends a collective at once. A larger one leaves recv as it is. */
-
+/* Ends a collective at once. One of more than LLM_PLAN_SHARED bytes leaves recv as it is. */
 static tsh_result llm_plan_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     const size_t width = tsh_dtype_size(coll->dtype);
     const int64_t blocks = coll->blocks > 0 ? coll->blocks : 1;
