@@ -2,14 +2,14 @@
  * of each give the losses and norms of gradients of golden/training (make_training.py), all
  * weights being trained, at every degree of tp, over dp and with ZeRO-1; and adapters read from
  * PEFT's files give its losses, on f32 and on Q8_0 weights. Adapters that are written are read
- * again. */
+ * again. Preferences are learnt as by TRL's DPOTrainer (make_preferences.py). */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/files.h"
-#include "../../examples/llm/model.h"
+#include "../../examples/llm/preference.h"
 
-enum { STEPS = 5, MOST_TOKENS = 64 };
+enum { STEPS = 5, MOST_TOKENS = 64, PAIRS = 4, ANSWER = 32 };
 
 /* Sums of float32 in another order: differences of 1e-6 in a loss of 5. */
 static const double near = 1e-5;
@@ -26,6 +26,7 @@ static golden goldens[] = {
     {"mistral", NULL},  {"olmo2", NULL},    {"opt", NULL},             {"phi", NULL},
     {"phi3", NULL},     {"qwen2", NULL},    {"qwen3", NULL},           {"smollm3", NULL},
     {"starcoder2", NULL}};
+static golden dpo = {"dpo", NULL};
 
 /* One training run. */
 typedef struct run {
@@ -37,6 +38,7 @@ typedef struct run {
     double tolerance;
     const char *adapter; /* folder of adapters, which alone are trained; NULL: all weights are */
     int saves;           /* 1: writes the adapters, to files_here/out */
+    const cJSON *dpo;    /* golden/training/dpo.json: its pairs are learnt, and it has the losses */
     double after;        /* the loss after the last step */
 } run;
 
@@ -47,7 +49,8 @@ static const cJSON *item(const cJSON *json, const char *key) {
 }
 
 static double number(const run *r, const char *key, int i) {
-    return cJSON_GetNumberValue(cJSON_GetArrayItem(cJSON_GetObjectItem(r->json, key), i));
+    const cJSON *json = r->dpo ? r->dpo : r->json;
+    return cJSON_GetNumberValue(cJSON_GetArrayItem(cJSON_GetObjectItem(json, key), i));
 }
 
 /* ------------------------------------------------------- the folders of a golden */
@@ -132,10 +135,20 @@ static void write_folder(const cJSON *json) {
 
 /* --------------------------------------------------------------------- training */
 
+/* The arrays of a llm_batch whose rows have an answer each. */
+typedef struct answers {
+    int32_t ids[PAIRS * ANSWER], targets[PAIRS * ANSWER], segments[PAIRS * ANSWER];
+    int32_t places[PAIRS * ANSWER], documents[PAIRS * ANSWER];
+} answers;
+
 /* A rank's model and batch. */
 typedef struct learner {
     llm_config config;
-    llm_net net;
+    tune_job job; /* of preferences, like the settings and the answers */
+    tune_settings set;
+    answers pairs[2]; /* chosen, rejected */
+    double reference[PAIRS];
+    tune_rank rank; /* its .net is the model */
     llm_adapter adapter;
     int64_t length;
     int32_t ids[MOST_TOKENS], targets[MOST_TOKENS];
@@ -152,7 +165,49 @@ static void take_batch(learner *l, tsh_ctx *ctx, const cJSON *ids) {
         l->ids[i] = (int32_t)cJSON_GetNumberValue(cJSON_GetArrayItem(row, at));
         l->targets[i] = next ? (int32_t)cJSON_GetNumberValue(next) : -100;
     }
-    l->net.rows = rows;
+    l->rank.net.rows = rows;
+}
+
+/* Sets *b to the answers of all pairs, "chosen" or "rejected"; of a prompt no token is a target. */
+static void take_answers(llm_batch *b, answers *to, const cJSON *pairs, const char *key) {
+    const llm_batch batch = {PAIRS,        ANSWER,     to->ids,       to->targets,
+                             to->segments, to->places, to->documents, 0};
+    *b = batch;
+    for (int i = 0; i < PAIRS * ANSWER; i++) {
+        const cJSON *pair = cJSON_GetArrayItem(pairs, i / ANSWER);
+        const cJSON *prompt = item(pair, "prompt"), *answer = item(pair, key);
+        const int first = cJSON_GetArraySize(prompt), at = i % ANSWER;
+        const int inside = at + 1 < first + cJSON_GetArraySize(answer);
+        const cJSON *own = at < first ? cJSON_GetArrayItem(prompt, at)
+                                      : cJSON_GetArrayItem(answer, at - first);
+        const cJSON *next = at + 1 < first ? NULL : cJSON_GetArrayItem(answer, at + 1 - first);
+        to->ids[i] = inside ? (int32_t)cJSON_GetNumberValue(own) : 0;
+        to->targets[i] = next ? (int32_t)cJSON_GetNumberValue(next) : -100;
+        to->segments[i] = inside ? 0 : -1;
+        to->places[i] = inside ? at : 0;
+        to->documents[i] = inside ? i / ANSWER : -1;
+    }
+}
+
+/* Takes the pairs, and computes what the model says of them before it learns. */
+static int take_pairs(learner *l, tsh_ctx *ctx, const run *r) {
+    const cJSON *pairs = item(r->dpo, "pairs");
+    tune_rank *t = &l->rank;
+    CHECK_TRUE(cJSON_GetArraySize(pairs) == PAIRS);
+    take_answers(&t->batch, &l->pairs[0], pairs, "chosen");
+    take_answers(&t->other, &l->pairs[1], pairs, "rejected");
+    l->job.config = &l->config;
+    l->job.weights_name = r->weights ? "q8_0" : NULL;
+    l->set.beta = 0.1;
+    t->ctx = ctx;
+    t->job = &l->job;
+    t->set = &l->set;
+    if (r->adapter) return 0; /* then the reference is the model without it */
+    tsh_no_grad_begin(ctx);
+    prefer_measure(t, l->reference);
+    tsh_no_grad_end(ctx);
+    t->reference = l->reference;
+    return 0;
 }
 
 /* Makes the model, and loads it and its adapters. */
@@ -161,22 +216,26 @@ static int begin(learner *l, tsh_ctx *ctx, const run *r) {
     tsh_error why;
     CHECK(llm_config_read(&l->config, files_here, &family), "%s", l->config.error);
     take_batch(l, ctx, cJSON_GetObjectItem(r->json, "ids"));
-    CHECK_TRUE(llm_model_load(&l->net, ctx, &l->config, family, files_here, l->net.rows, l->length,
+    CHECK_TRUE(llm_model_load(&l->rank.net, ctx, &l->config, family, files_here,
+                              r->dpo ? PAIRS : l->rank.net.rows, l->length,
                               r->weights) == TSH_OK);
-    tsh_cache_free(l->net.cache);
-    l->net.cache = NULL;
-    l->net.all = 1;
-    tsh_train(l->net.root, 1);
+    tsh_cache_free(l->rank.net.cache);
+    l->rank.net.cache = NULL;
+    l->rank.net.all = 1;
+    tsh_train(l->rank.net.root, 1);
     if (!r->adapter) return 0;
     CHECK(llm_adapter_read(&l->adapter, r->adapter, &why), "%s", why.message);
-    CHECK_TRUE(llm_model_adapter_add(&l->net, &l->adapter) == TSH_OK);
-    CHECK_TRUE(llm_model_adapter_load(&l->net, &l->adapter, r->adapter) == TSH_OK);
+    CHECK_TRUE(llm_model_adapter_add(&l->rank.net, &l->adapter) == TSH_OK);
+    CHECK_TRUE(llm_model_adapter_load(&l->rank.net, &l->adapter, r->adapter) == TSH_OK);
     return 0;
 }
 
-static tsh_tensor *loss_of(learner *l, tsh_ctx *ctx) {
-    const tsh_shape shape = tsh_shape2(l->net.rows, l->length);
-    tsh_tensor *logits = l->net.family->forward(&l->net, tsh_from(ctx, l->ids, shape, TSH_I32));
+static tsh_tensor *loss_of(learner *l, tsh_ctx *ctx, const run *r) {
+    double pairs = 0;
+    if (r->dpo) return tsh_scale(prefer_loss(&l->rank, &pairs), 1.0 / PAIRS);
+    const tsh_shape shape = tsh_shape2(l->rank.net.rows, l->length);
+    llm_net *m = &l->rank.net;
+    tsh_tensor *logits = m->family->forward(m, tsh_from(ctx, l->ids, shape, TSH_I32));
     return tsh_cross_entropy(logits, tsh_from(ctx, l->targets, shape, TSH_I32), NULL);
 }
 
@@ -189,31 +248,31 @@ static double all_replicas(tsh_ctx *ctx, tsh_tensor *loss) {
 
 static int steps(learner *l, tsh_ctx *ctx, run *r) {
     const tsh_optim_desc adamw = {
-        .kind = TSH_ADAMW, .lr = 1e-3, .weight_decay = 0.01, .zero = r->zero};
-    tsh_optim *optim = tsh_optim_new(l->net.root, &adamw);
+        .kind = TSH_ADAMW, .lr = 1e-3, .weight_decay = r->dpo ? 0 : 0.01, .zero = r->zero};
+    tsh_optim *optim = tsh_optim_new(l->rank.net.root, &adamw);
     for (int step = 0; step < STEPS && r->want; step++) {
-        tsh_tensor *loss = loss_of(l, ctx);
+        tsh_tensor *loss = loss_of(l, ctx, r);
         const double want = number(r, r->want, step), value = all_replicas(ctx, loss);
-        double norm = 0, normal = number(r, "norms", step);
+        double norm = 0, normal = r->dpo ? 0 : number(r, "norms", step);
         CHECK(fabs(value - want) <= r->tolerance * want, "step %d: the loss is %.9g, not %.9g",
               step, value, want);
         CHECK_TRUE(tsh_backward(ctx, loss) == TSH_OK);
-        CHECK_TRUE(tsh_clip_grad_norm(l->net.root, 1e30, &norm) == TSH_OK);
-        if (strcmp(r->want, "losses") == 0 && r->tolerance <= near)
+        CHECK_TRUE(tsh_clip_grad_norm(l->rank.net.root, 1e30, &norm) == TSH_OK);
+        if (strcmp(r->want, "losses") == 0 && r->tolerance <= near && !r->dpo)
             CHECK(fabs(norm - normal) <= r->tolerance * normal,
                   "step %d: the norm of gradients is %.9g, not %.9g", step, norm, normal);
         CHECK_TRUE(tsh_optim_step(optim) == TSH_OK);
-        tsh_zero_grads(l->net.root);
+        tsh_zero_grads(l->rank.net.root);
         (void)tsh_step_end(ctx);
     }
-    const double value = all_replicas(ctx, loss_of(l, ctx));
+    const double value = all_replicas(ctx, loss_of(l, ctx, r));
     (void)tsh_step_end(ctx);
     if (r->want && tsh_world(ctx)->rank == 0) r->after = value;
     CHECK(r->want || fabs(value - r->after) <= near * value, "read again: %.9g, not %.9g", value,
           r->after);
-    CHECK_TRUE(tsh_check_replicas(l->net.root));
+    CHECK_TRUE(tsh_check_replicas(l->rank.net.root));
     if (r->saves)
-        CHECK_TRUE(llm_model_adapter_save(&l->net, &l->adapter, files_path("out")) == TSH_OK);
+        CHECK_TRUE(llm_model_adapter_save(&l->rank.net, &l->adapter, files_path("out")) == TSH_OK);
     CHECK_OK();
     return 0;
 }
@@ -223,7 +282,7 @@ static int learns(tsh_ctx *ctx, void *user) {
     learner *l = (learner *)calloc(1, sizeof *l);
     int failed = 1;
     CHECK_TRUE(l != NULL);
-    failed = begin(l, ctx, r) || steps(l, ctx, r);
+    failed = begin(l, ctx, r) || (r->dpo && take_pairs(l, ctx, r)) || steps(l, ctx, r);
     llm_config_free(&l->config);
     free(l);
     return failed;
@@ -318,24 +377,48 @@ static void adapters_of_quantised_weights_learn_as_in_peft(void **state) {
     assert_int_equal(failed, 0);
 }
 
-static int open_goldens(void **state) {
-    char path[4096];
+static void preferences_are_learnt_as_in_trl(void **state) {
+    int failed = 0;
+    (void)state;
     for (int k = 0; k < COUNT(goldens); k++) {
-        size_t length;
-        tsh_error why;
-        (void)snprintf(path, sizeof path, "%.*sgolden/training/%s.json",
-                       (int)(strrchr(__FILE__, '/') - __FILE__ + 1), __FILE__, goldens[k].name);
-        char *text = llm_read(path, 0, &length, &why);
-        if (!text) fail_msg("%s", why.message);
-        goldens[k].json = llm_parse(text);
-        free(text);
-        if (!goldens[k].json) fail_msg("%s is no JSON", path);
+        if (strcmp(goldens[k].name, "llama") != 0) continue;
+        write_folder(goldens[k].json);
+        for (int tp = 1; tp <= 3; tp++) {
+            run r = {.want = "losses", .ranks = tp, .tp = tp, .tolerance = near, .dpo = dpo.json};
+            failed += fails(&goldens[k], &r);
+            r.want = "lora";
+            r.adapter = files_here;
+            failed += fails(&goldens[k], &r);
+            r.want = "q8_0";
+            r.weights = TSH_Q8_0;
+            failed += fails(&goldens[k], &r);
+        }
     }
+    assert_int_equal(failed, 0);
+}
+
+static void open_golden(golden *g) {
+    char path[4096];
+    size_t length;
+    tsh_error why;
+    (void)snprintf(path, sizeof path, "%.*sgolden/training/%s.json",
+                   (int)(strrchr(__FILE__, '/') - __FILE__ + 1), __FILE__, g->name);
+    char *text = llm_read(path, 0, &length, &why);
+    if (!text) fail_msg("%s", why.message);
+    g->json = llm_parse(text);
+    free(text);
+    if (!g->json) fail_msg("%s is no JSON", path);
+}
+
+static int open_goldens(void **state) {
+    for (int k = 0; k < COUNT(goldens); k++) open_golden(&goldens[k]);
+    open_golden(&dpo);
     return files_begin(state);
 }
 
 static int close_goldens(void **state) {
     for (int k = 0; k < COUNT(goldens); k++) cJSON_Delete(goldens[k].json);
+    cJSON_Delete(dpo.json);
     (void)remove(files_path("out/adapter_model.safetensors"));
     (void)remove(files_path("out/adapter_config.json"));
     return files_end(state);
@@ -346,6 +429,7 @@ int main(void) {
         cmocka_unit_test(all_weights_learn_as_in_transformers),
         cmocka_unit_test(adapters_learn_as_in_peft),
         cmocka_unit_test(adapters_of_quantised_weights_learn_as_in_peft),
+        cmocka_unit_test(preferences_are_learnt_as_in_trl),
     };
     return cmocka_run_group_tests(tests, open_goldens, close_goldens);
 }
