@@ -744,6 +744,9 @@ TSHI_WHERE(tsh_result, tsh_lora_free, tsh_module_ctx(module), (TSHI_HERE, tsh_mo
 TSHI_WHERE(tsh_ema *, tsh_ema_new, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, double
           decay), (module, decay))
 #define tsh_ema_new(...) tsh_ema_new_placed(__FILE__, __LINE__, __VA_ARGS__)
+TSHI_WHERE(tsh_outer *, tsh_outer_new, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module,
+          tsh_optim *optim, const tsh_outer_desc *desc), (module, optim, desc))
+#define tsh_outer_new(...) tsh_outer_new_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_result, tsh_quantize, tsh_module_ctx(module), (TSHI_HERE, tsh_module *module, const
           char *pattern, tsh_dtype dtype), (module, pattern, dtype))
 #define tsh_quantize(...) tsh_quantize_placed(__FILE__, __LINE__, __VA_ARGS__)

@@ -275,16 +275,11 @@ LLM_ADAPTER_API tsh_result llm_adapter_save_with(tsh_module *module, const llm_a
     char path[4096];
     tsh_file_desc desc;
     tsh_error why;
-    int32_t code = 0; /* what rank 0 got, for all ranks */
     llm_adapter_file(a, folder, names, &desc, path);
     if (tsh_save_with(module, path, NULL, &desc) != TSH_OK) return tsh_last_error(ctx)->code;
     memset(&why, 0, sizeof why);
-    if (tsh_world(ctx)->rank == 0) code = (int32_t)llm_adapter_write_config(a, folder, &why);
-    if (tsh_broadcast(tsh_world(ctx), &code, 1, TSH_I32, 0) != TSH_OK) return TSH_ERR_IO;
-    if (code)
-        (void)tsh_fail(ctx, (tsh_result)code, "%s",
-                       *why.message ? why.message : "rank 0 cannot write adapter_config.json");
-    return (tsh_result)code;
+    if (tsh_world(ctx)->rank == 0) (void)llm_adapter_write_config(a, folder, &why);
+    return llm_agree(ctx, &why);
 }
 
 /* The same for a module with the names of the file; prefix as in llm_adapter_load. */

@@ -1,4 +1,5 @@
-/* files.h - reads the files of a model's folder, and text from files and pipes
+/* files.h - reads the files of a model's folder, and text from files and pipes; shares rank 0's
+ * errors
  *
  *     tsh_error why;
  *     char *text = llm_read("model/config.json", LLM_JSON_MAX, &length, &why);
@@ -83,6 +84,29 @@ LLM_FILES_API char *llm_read_text(const char *folder, const char *name, tsh_erro
  * such as a GGUF file. */
 LLM_FILES_API int llm_is_absent(int number) {
     return number == ENOENT || number == ENOTDIR;
+}
+
+/* -- errors of one rank ----------------------------------------------------------- */
+
+/* Broadcasts data, whose size in bytes is a multiple of 4, from rank 0 to all ranks. If that fails,
+ * ctx has the error, too. */
+LLM_FILES_API tsh_result llm_share(tsh_ctx *ctx, void *data, size_t size) {
+    const tsh_result result = tsh_broadcast(tsh_world(ctx), data, (int64_t)(size / 4), TSH_I32, 0);
+    if (result == TSH_OK) return TSH_OK;
+    return tsh_ok(ctx) ? tsh_fail(ctx, result, NULL) : tsh_last_error(ctx)->code;
+}
+
+/* Collective over the world: rank 0's error, if it has one, becomes the error of all ranks. */
+LLM_FILES_API tsh_result llm_agree(tsh_ctx *ctx, const tsh_error *own) {
+    tsh_error why = *own;
+    if (!tsh_ok(ctx)) return tsh_last_error(ctx)->code;
+    /* With an error, rank 1 may have left, and reported it, before rank 0's broadcast ends: rank 0
+     * has the same sentence. */
+    if (own->code != TSH_OK)
+        (void)tsh_broadcast(tsh_world(ctx), &why, (int64_t)(sizeof why / 4), TSH_I32, 0);
+    else if (llm_share(ctx, &why, sizeof why) != TSH_OK)
+        return tsh_last_error(ctx)->code;
+    return why.code == TSH_OK ? TSH_OK : tsh_fail(ctx, why.code, "%s", why.message);
 }
 
 #endif

@@ -337,7 +337,7 @@ static void tune_train(tune_rank *t) {
     tsh_error why;
     memset(&why, 0, sizeof why);
     if (t->first) (void)tune_open_run(job, &why);
-    if (llm_out_agree(t->ctx, &why) != TSH_OK) return;
+    if (llm_agree(t->ctx, &why) != TSH_OK) return;
     llm_reader_open(&t->reader, &job->data, t->ctx);
     if (t->first) tune_tell(t);
     tsh_train(t->net.root, 1);

@@ -180,27 +180,6 @@ static int llm_out_make(llm_out *o, const char *out, tsh_error *why) {
     return llm_out_refuse(why, o->path, "cannot be written", errno);
 }
 
-/* Broadcasts data, whose size in bytes is a multiple of 4, from rank 0 to all ranks. If that fails,
- * ctx has the error, too. */
-static tsh_result llm_out_share(tsh_ctx *ctx, void *data, size_t size) {
-    const tsh_result result = tsh_broadcast(tsh_world(ctx), data, (int64_t)(size / 4), TSH_I32, 0);
-    if (result == TSH_OK) return TSH_OK;
-    return tsh_ok(ctx) ? tsh_fail(ctx, result, NULL) : tsh_last_error(ctx)->code;
-}
-
-/* Collective over the world: rank 0's error, if it has one, becomes the error of all ranks. */
-static tsh_result llm_out_agree(tsh_ctx *ctx, const tsh_error *own) {
-    tsh_error why = *own;
-    if (!tsh_ok(ctx)) return tsh_last_error(ctx)->code;
-    /* With an error, rank 1 may have left, and reported it, before rank 0's broadcast ends: rank 0
-     * has the same sentence. */
-    if (own->code != TSH_OK)
-        (void)tsh_broadcast(tsh_world(ctx), &why, (int64_t)(sizeof why / 4), TSH_I32, 0);
-    else if (llm_out_share(ctx, &why, sizeof why) != TSH_OK)
-        return tsh_last_error(ctx)->code;
-    return why.code == TSH_OK ? TSH_OK : tsh_fail(ctx, why.code, "%s", why.message);
-}
-
 /* Begins a folder, on every rank: rank 0 makes the temporary folder, whose path all get. An error
  * is one of all ranks: `out` is not as llm_out_check wants it, or the system says no. */
 LLM_API tsh_result llm_out_begin(tsh_ctx *ctx, llm_out *o, const char *out) {
@@ -209,8 +188,8 @@ LLM_API tsh_result llm_out_begin(tsh_ctx *ctx, llm_out *o, const char *out) {
     memset(o, 0, sizeof *o);
     if (!tsh_ok(ctx)) return tsh_last_error(ctx)->code;
     if (tsh_world(ctx)->rank == 0) (void)llm_out_make(o, out, &why);
-    if (llm_out_agree(ctx, &why) != TSH_OK) return tsh_last_error(ctx)->code;
-    return llm_out_share(ctx, o->temporary, sizeof o->temporary);
+    if (llm_agree(ctx, &why) != TSH_OK) return tsh_last_error(ctx)->code;
+    return llm_share(ctx, o->temporary, sizeof o->temporary);
 }
 
 /* Removes the temporary folder, if there is one. */
@@ -249,7 +228,7 @@ LLM_API tsh_result llm_out_commit(tsh_ctx *ctx, llm_out *o) {
     memset(&why, 0, sizeof why);
     if (tsh_world(ctx)->rank == 0 && tsh_ok(ctx)) (void)llm_out_rename(o, &why);
     llm_out_abort(o);
-    return llm_out_agree(ctx, &why);
+    return llm_agree(ctx, &why);
 }
 
 /* -- files that are copied ------------------------------------------------------ */
@@ -337,7 +316,7 @@ LLM_API tsh_result llm_out_tokenizer(tsh_ctx *ctx, llm_out *o, const char *from)
     memset(&why, 0, sizeof why);
     if (tsh_ok(ctx) && tsh_world(ctx)->rank == 0)
         (void)llm_out_copy_tokenizer(from, o->temporary, &why);
-    return llm_out_agree(ctx, &why);
+    return llm_agree(ctx, &why);
 }
 
 /* Copies the folders that modules.json of sentence-transformers names. Returns 0 and *why if that
@@ -497,10 +476,12 @@ static tsh_result llm_model_save_weights(const llm_net *m, const char *folder, t
  * which transformers loads. It has the weights, rounded to dtype (0: that of the model's weights),
  * under the names that they have in `from`, in files of at most 5 GB; config.json with the dtype's
  * name; and copies of generation_config.json, the tokenizer's files and those of
- * sentence-transformers. Weights include adapters that are merged; other adapters are not written,
- * nor are tensors of `from` that the model does not have, such as the pooler of BERT. Call it on
- * every rank; rank 0 writes, and it alone needs the folders. An error is one of all ranks, and
- * leaves no `out`: the files are written to a folder beside it, which is renamed at the end. */
+ * sentence-transformers. Weights include adapters that are merged. An active adapter that is not
+ * merged is an error: llm_model_adapter_save writes it, and after tsh_lora_use(m->root, NULL) the
+ * model is written without it. Tensors of `from` that the model does not have, such as the pooler
+ * of BERT, are not written. Call it on every rank; rank 0 writes, and it alone needs the folders.
+ * An error is one of all ranks, and leaves no `out`: the files are written to a folder beside it,
+ * which is renamed at the end. */
 LLM_API tsh_result llm_model_save(llm_net *m, const char *from, const char *out, tsh_dtype dtype) {
     tsh_ctx *ctx = m->ctx;
     llm_out folder;
@@ -508,12 +489,12 @@ LLM_API tsh_result llm_model_save(llm_net *m, const char *from, const char *out,
     int32_t plain = 0;
     memset(&why, 0, sizeof why);
     llm_model_may_save(m, from, &dtype, &why);
-    if (llm_out_agree(ctx, &why) != TSH_OK || llm_out_begin(ctx, &folder, out) != TSH_OK)
+    if (llm_agree(ctx, &why) != TSH_OK || llm_out_begin(ctx, &folder, out) != TSH_OK)
         return tsh_last_error(ctx)->code;
     if (tsh_world(ctx)->rank == 0)
         (void)llm_model_copy(m, from, folder.temporary, dtype, &plain, &why);
-    if (llm_out_agree(ctx, &why) == TSH_OK &&
-        llm_out_share(ctx, &plain, sizeof plain) == TSH_OK &&
+    if (llm_agree(ctx, &why) == TSH_OK &&
+        llm_share(ctx, &plain, sizeof plain) == TSH_OK &&
         llm_model_save_weights(m, folder.temporary, dtype, plain) == TSH_OK)
         (void)llm_out_commit(ctx, &folder);
     llm_out_abort(&folder);

@@ -60,6 +60,7 @@ typedef struct tsh_ctx tsh_ctx;
 typedef struct tsh_tensor tsh_tensor;
 typedef struct tsh_module tsh_module;
 typedef struct tsh_optim tsh_optim;
+typedef struct tsh_outer tsh_outer;
 typedef struct tsh_cache tsh_cache;
 typedef struct tsh_pipeline tsh_pipeline;
 typedef enum tsh_layout_kind {
@@ -139,6 +140,7 @@ typedef struct tsh_comm_ops {
     void (*idle)(tsh_comm *comm,
                  int64_t ns);
     tsh_result (*receive)(tsh_comm *comm, tsh_req req);
+    tsh_result (*lend)(tsh_comm *comm, tsh_req req, const void **values);
 } tsh_comm_ops;
 typedef struct tsh_comm_stats {
     uint64_t calls[TSH_COLL_KINDS];
@@ -1049,6 +1051,23 @@ extern void tsh_ema_free(tsh_ema *ema);
 extern tsh_result tsh_ema_update(tsh_ema *ema);
 extern tsh_result tsh_ema_swap(tsh_ema *ema);
 extern int64_t tsh_ema_updates(const tsh_ema *ema);
+typedef struct tsh_outer_desc {
+    int64_t every;
+    double lr;
+    double momentum;
+    tsh_dtype wire;
+    int fragments;
+    int64_t delay;
+    double mix;
+} tsh_outer_desc;
+extern tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim, const tsh_outer_desc *desc);
+extern tsh_result tsh_outer_step(tsh_outer *outer);
+typedef struct tsh_outer_info {
+    int64_t steps;
+    int64_t exchanges;
+} tsh_outer_info;
+extern tsh_outer_info tsh_outer_state(const tsh_outer *outer);
+extern void tsh_outer_free(tsh_outer *outer);
 extern tsh_result tsh_quantize(tsh_module *module, const char *pattern, tsh_dtype dtype);
 typedef enum tsh_pipeline_schedule {
     TSH_PIPELINE_1F1B,

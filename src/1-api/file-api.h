@@ -79,8 +79,9 @@ typedef struct tsh_file_desc {
     tsh_ema *ema;
     /* the name of adapters (tsh_lora): A and B of these alone are saved or loaded, under the names
      * in PEFT's adapter_model.safetensors ("h.0.q_proj.lora_A.weight"), with a .prefix that is
-     * "base_model.model" if NULL. "": the model without its adapters, as after tsh_lora_merge.
-     * NULL: the model, with all its adapters */
+     * "base_model.model" if NULL. "": the model without its adapters, as after tsh_lora_merge;
+     * saving: adapters that are active and not merged are TSH_ERR_STATE, as the file would lack
+     * what they add. NULL: the model, with all its adapters */
     const char *adapter;
     /* saving: path is a folder that exists and has no model yet, and gets the files that
      * transformers writes: model-00001-of-00003.safetensors and so on, each with at most so many

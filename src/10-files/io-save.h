@@ -231,6 +231,19 @@ static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
            (item->moment || item->replica || tshi_io_check_name(io, item->name));
 }
 
+/* Checks that .adapter "" leaves no adapter out that the model computes with. Returns 0 and an
+ * error if it does. */
+static TSHI_COLD int tshi_io_check_plain(const tshi_io *io) {
+    for (tsh_module *m = io->plain ? io->root : NULL; m; m = tshi_module_next(io->root, m))
+        if (m->adapter && !m->adapter->kept)
+            return tshi_error_zero(io->ctx, TSH_ERR_STATE,
+                                   "%s: the adapter \"%.64s\" of \"%s\" is not merged, and "
+                                   ".adapter \"\" would leave it out; first call tsh_lora_merge, "
+                                   "or tsh_lora_use(module, NULL) to save the model without it",
+                                   io->op, m->adapter->name, m->path);
+    return 1;
+}
+
 /* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
  * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
@@ -245,7 +258,8 @@ static void tshi_io_prepare(tshi_io *io) {
             "tsh_save: the ranks of pp, %d, hold what the program gave them; only stages "
             "of a tsh_pipeline can be saved as one model",
             ctx->pp.size);
-    if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
+    if (!tshi_io_check_plain(io) || tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io))
+        return;
     for (i = 0; i < io->generators; i++)
         if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
     for (i = 0; i < io->items; i++) {

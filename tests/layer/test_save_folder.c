@@ -339,6 +339,11 @@ static int merges(tsh_ctx *ctx, void *user) {
     plain = tsh_hash(ctx, up);
     CHECK(tsh_lora(tsh_root(ctx), "h.0.up", &lora) == TSH_OK, "an adapter");
     fill("B", tsh_param(tsh_root(ctx), "h.0.up.lora_B.default.weight"), &w); /* no longer zeros */
+    CHECK(tsh_save_with(tsh_root(ctx), j->path, NULL, &j->desc) != TSH_OK, "an active adapter");
+    CHECK_SAYS(TSH_ERR_STATE, "\"default\" of \"h.0.up\" is not merged, and .adapter \"\" would");
+    CHECK(tsh_lora_use(tsh_root(ctx), NULL) == TSH_OK, "none is active");
+    CHECK(tsh_save_with(tsh_root(ctx), j->path, NULL, &j->desc) == TSH_OK, "the base model");
+    CHECK(tsh_lora_use(tsh_root(ctx), "default") == TSH_OK, "active again");
     CHECK(tsh_lora_merge(tsh_root(ctx)) == TSH_OK, "merged");
     merged = tsh_hash(ctx, up);
     CHECK(plain != merged, "the weight has changed");

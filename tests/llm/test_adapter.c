@@ -98,6 +98,28 @@ static void a_folder_of_peft_is_read_and_written(void **state) {
     }
 }
 
+/* The config cannot be written, as a folder has its name: all ranks say so. */
+static int is_blocked(tsh_ctx *ctx, void *user) {
+    static const char path[] = "blocked/adapter_config.json";
+    const tsh_linear_desc d = {.in = 8, .out = 6, .style = TSH_COLWISE};
+    const llm_adapter own = {.lora = {.rank = 2}};
+    (void)user;
+    (void)tsh_add_linear(tsh_root(ctx), "q_proj", &d);
+    CHECK_TRUE(llm_adapter_add(tsh_root(ctx), &own) == TSH_OK);
+    CHECK_TRUE(llm_adapter_save(tsh_root(ctx), &own, files_path("blocked"), NULL) != TSH_OK);
+    CHECK(ranks_says(ctx, TSH_ERR_IO, files_path(path)), "%s", tsh_last_error(ctx)->message);
+    return 0;
+}
+
+static void an_error_of_rank_0_is_one_of_all(void **state) {
+    (void)state;
+    files_folder("blocked");
+    files_folder("blocked/adapter_config.json");
+    for (int ranks = 1; ranks <= 3; ranks++) ranks_run(ranks, is_blocked, NULL);
+    assert_int_equal(rmdir(files_path("blocked/adapter_config.json")), 0);
+    (void)remove(files_path("blocked/adapter_model.safetensors"));
+}
+
 static void what_cannot_be_computed_is_refused(void **state) {
     static const char *const cases[][2] = {
         {"[", "is no JSON: line 1, column 2: "},
@@ -172,6 +194,7 @@ static int end(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_folder_of_peft_is_read_and_written, files_after),
+        cmocka_unit_test_teardown(an_error_of_rank_0_is_one_of_all, files_after),
         cmocka_unit_test_teardown(what_cannot_be_computed_is_refused, files_after),
         cmocka_unit_test(targets_may_overlap),
     };

@@ -174,6 +174,7 @@ typedef struct job {
     const char *from, *out;
     tsh_dtype dtype, quantise;
     int merges, gguf; /* 1: merges an adapter; says that the model is a GGUF file */
+    int adapts;       /* 1: adds an adapter, which is not merged */
     const char *part; /* of the error's sentence */
     int tied, encoder; /* what config.json says */
 } job;
@@ -192,6 +193,7 @@ static int loads_and_saves(tsh_ctx *ctx, void *user) {
     CHECK(llm_model_load(m, ctx, c, family, j->from, 1, 8, j->quantise) == TSH_OK, "loaded");
     if (j->merges)
         CHECK(tsh_lora(m->root, NULL, &lora) == TSH_OK && tsh_lora_merge(m->root) == TSH_OK, "");
+    if (j->adapts) CHECK(tsh_lora(m->root, NULL, &lora) == TSH_OK, "an adapter");
     if (tsh_world(ctx)->rank == 0) {
         j->tied = c->tied;
         j->encoder = c->encoder;
@@ -376,6 +378,9 @@ static void after_errors_nothing_is_there(void **state) {
     j.gguf = 1;
     expect_refused(j, "is a GGUF file, which has no config.json to write a folder with");
     j.gguf = 0;
+    j.adapts = 1;
+    expect_refused(j, "is not merged, and .adapter \"\" would leave it out; first call");
+    j.adapts = 0;
     j.out = "/nonexistent/out";
     expect_refused(j, "/nonexistent/out cannot be written: No such file or directory");
     j.out = from;

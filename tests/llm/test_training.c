@@ -2,14 +2,14 @@
  * of each give the losses and norms of gradients of golden/training (make_training.py), all
  * weights being trained, at every degree of tp, over dp and with ZeRO-1, and in pipelines; and
  * adapters read from PEFT's files give its losses, on f32 and on Q8_0 weights. Adapters that are
- * written are read again. */
+ * written are read again. Preferences are learnt as by TRL's DPOTrainer (make_preferences.py). */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"
 #include "../support/files.h"
-#include "../../examples/llm/model.h"
+#include "../../examples/llm/preference.h"
 
-enum { STEPS = 5, MOST_TOKENS = 64 };
+enum { STEPS = 5, MOST_TOKENS = 64, PAIRS = 4, ANSWER = 32 };
 
 /* Sums of float32 in another order: differences of 1e-6 in a loss of 5. */
 static const double near = 1e-5;
@@ -26,6 +26,7 @@ static golden goldens[] = {
     {"mistral", NULL},  {"olmo2", NULL},    {"opt", NULL},             {"phi", NULL},
     {"phi3", NULL},     {"qwen2", NULL},    {"qwen3", NULL},           {"smollm3", NULL},
     {"starcoder2", NULL}};
+static golden dpo = {"dpo", NULL};
 
 /* One training run. */
 typedef struct run {
@@ -37,6 +38,7 @@ typedef struct run {
     double tolerance;
     const char *adapter; /* folder of adapters, which alone are trained; NULL: all weights are */
     int saves;           /* 1: writes the adapters, to files_here/out */
+    const cJSON *dpo;    /* golden/training/dpo.json: its pairs are learnt, and it has the losses */
     double after;        /* the loss after the last step */
     int measures;        /* 1: writes losses, and the loss after the last step, to `found`, in place
                           * of comparing them */
@@ -50,7 +52,8 @@ static const cJSON *item(const cJSON *json, const char *key) {
 }
 
 static double number(const run *r, const char *key, int i) {
-    return cJSON_GetNumberValue(cJSON_GetArrayItem(cJSON_GetObjectItem(r->json, key), i));
+    const cJSON *json = r->dpo ? r->dpo : r->json;
+    return cJSON_GetNumberValue(cJSON_GetArrayItem(cJSON_GetObjectItem(json, key), i));
 }
 
 /* ------------------------------------------------------- the folders of a golden */
@@ -135,10 +138,20 @@ static void write_folder(const cJSON *json) {
 
 /* --------------------------------------------------------------------- training */
 
+/* The arrays of a llm_batch of chosen answers and, below them, rejected ones: an answer a row. */
+typedef struct answers {
+    int32_t ids[2 * PAIRS * ANSWER], targets[2 * PAIRS * ANSWER], segments[2 * PAIRS * ANSWER];
+    int32_t places[2 * PAIRS * ANSWER], documents[2 * PAIRS * ANSWER];
+} answers;
+
 /* A rank's model and batch. */
 typedef struct learner {
     llm_config config;
-    llm_net net;
+    tune_job job; /* of preferences, like the settings and the answers */
+    tune_settings set;
+    answers pairs;
+    double reference[PAIRS];
+    tune_rank rank; /* its .net is the model */
     llm_adapter adapter;
     int64_t length;
     int32_t ids[MOST_TOKENS], targets[MOST_TOKENS];
@@ -156,25 +169,75 @@ static void take_batch(learner *l, tsh_ctx *ctx, const cJSON *ids) {
         l->ids[i] = (int32_t)cJSON_GetNumberValue(cJSON_GetArrayItem(row, at));
         l->targets[i] = next ? (int32_t)cJSON_GetNumberValue(next) : -100;
     }
-    l->net.rows = rows;
+    l->rank.net.rows = rows;
+}
+
+/* Sets *b to the answers of all pairs; of a prompt no token is a target. */
+static void take_answers(llm_batch *b, answers *to, const cJSON *pairs) {
+    const llm_batch batch = {2 * PAIRS,    ANSWER,     to->ids,       to->targets,
+                             to->segments, to->places, to->documents, 0};
+    *b = batch;
+    for (int i = 0; i < 2 * PAIRS * ANSWER; i++) {
+        const int row = i / ANSWER, at = i % ANSWER;
+        const cJSON *pair = cJSON_GetArrayItem(pairs, row % PAIRS);
+        const cJSON *prompt = item(pair, "prompt");
+        const cJSON *answer = item(pair, row < PAIRS ? "chosen" : "rejected");
+        const int first = cJSON_GetArraySize(prompt);
+        const int inside = at < first + cJSON_GetArraySize(answer) - 1;
+        const cJSON *own = at < first ? cJSON_GetArrayItem(prompt, at)
+                                      : cJSON_GetArrayItem(answer, at - first);
+        const cJSON *next = at + 1 < first ? NULL : cJSON_GetArrayItem(answer, at + 1 - first);
+        to->ids[i] = inside ? (int32_t)cJSON_GetNumberValue(own) : 0;
+        to->targets[i] = next ? (int32_t)cJSON_GetNumberValue(next) : -100;
+        to->segments[i] = inside ? 0 : -1;
+        to->places[i] = inside ? at : 0;
+        to->documents[i] = inside ? row % PAIRS : -1;
+    }
+}
+
+/* The `take` of tune_rank: there is one batch, which take_pairs has made. */
+static int keep_batch(tune_rank *t) {
+    (void)t;
+    return 1;
+}
+
+/* Takes the pairs, and computes what the model says of them before it learns. */
+static int take_pairs(learner *l, tsh_ctx *ctx, const run *r) {
+    const cJSON *pairs = item(r->dpo, "pairs");
+    tune_rank *t = &l->rank;
+    CHECK_TRUE(cJSON_GetArraySize(pairs) == PAIRS);
+    take_answers(&t->batch, &l->pairs, pairs);
+    l->job.config = &l->config;
+    l->job.weights_name = r->weights ? "q8_0" : NULL;
+    l->job.rows = PAIRS;
+    l->set.beta = 0.1;
+    t->ctx = ctx;
+    t->job = &l->job;
+    t->set = &l->set;
+    if (r->adapter) return 0; /* then the reference is the model without it */
+    tsh_no_grad_begin(ctx);
+    t->reference = l->reference;
+    tune_forward(t, keep_batch, prefer_keep, 1);
+    tsh_no_grad_end(ctx);
+    return 0;
 }
 
 /* Returns row k of the ids or targets. */
 static tsh_tensor *row_of(learner *l, const int32_t *from, int k) {
-    return tsh_from(l->net.ctx, from + k * l->length, tsh_shape2(1, l->length), TSH_I32);
+    return tsh_from(l->rank.net.ctx, from + k * l->length, tsh_shape2(1, l->length), TSH_I32);
 }
 
 static tsh_tensor *first_of(tsh_ctx *ctx, int k, void *user) {
     learner *l = (learner *)user;
     (void)ctx;
-    return llm_forward_begin(&l->net, row_of(l, l->ids, k));
+    return llm_forward_begin(&l->rank.net, row_of(l, l->ids, k));
 }
 
 static tsh_tensor *last_of(tsh_ctx *ctx, tsh_tensor *x, int k, void *user) {
     learner *l = (learner *)user;
     const tsh_cross_entropy_desc sum = {.reduction = TSH_REDUCE_SUM};
     (void)ctx;
-    return tsh_cross_entropy(llm_forward_end(&l->net, x), row_of(l, l->targets, k), &sum);
+    return tsh_cross_entropy(llm_forward_end(&l->rank.net, x), row_of(l, l->targets, k), &sum);
 }
 
 static double weight_of(tsh_ctx *ctx, int k, void *user) {
@@ -184,26 +247,26 @@ static double weight_of(tsh_ctx *ctx, int k, void *user) {
 
 /* Deals the model to the ranks of pp. */
 static int deal(learner *l, tsh_ctx *ctx, const run *r) {
-    const tsh_pipeline_desc desc = {.micro_batches = (int)l->net.rows,
+    const tsh_pipeline_desc desc = {.micro_batches = (int)l->rank.net.rows,
                                     .input = first_of,
                                     .loss = last_of,
                                     .weight = weight_of,
                                     .user = l};
     if (!r->pp) return 0;
-    l->pipeline = llm_pipeline_new(&l->net, &desc);
-    l->net.rows = 1;
+    l->pipeline = llm_pipeline_new(&l->rank.net, &desc);
+    l->rank.net.rows = 1;
     CHECK_TRUE(l->pipeline != NULL);
     return 0;
 }
 
 /* Makes the model, and loads it and its adapters. */
 static int begin(learner *l, tsh_ctx *ctx, const run *r) {
-    llm_net *m = &l->net;
+    llm_net *m = &l->rank.net;
     const llm_family *family;
     tsh_error why;
     CHECK(llm_config_read(&l->config, files_here, &family), "%s", l->config.error);
     take_batch(l, ctx, cJSON_GetObjectItem(r->json, "ids"));
-    CHECK_TRUE(llm_model_make(m, ctx, &l->config, family, m->rows, l->length,
+    CHECK_TRUE(llm_model_make(m, ctx, &l->config, family, r->dpo ? 2 * PAIRS : m->rows, l->length,
                               llm_made_as(&l->config, r->weights)) == TSH_OK);
     if (r->adapter) {
         CHECK(llm_adapter_read(&l->adapter, r->adapter, &why), "%s", why.message);
@@ -219,20 +282,23 @@ static int begin(learner *l, tsh_ctx *ctx, const run *r) {
     return 0;
 }
 
-static tsh_tensor *loss_of(learner *l, tsh_ctx *ctx) {
-    const tsh_shape shape = tsh_shape2(l->net.rows, l->length);
-    tsh_tensor *logits = llm_forward(&l->net, tsh_from(ctx, l->ids, shape, TSH_I32));
+static tsh_tensor *loss_of(learner *l, tsh_ctx *ctx, const run *r) {
+    tune_rank *t = &l->rank;
+    if (r->dpo && !prefer_begin(t, keep_batch, 1)) return NULL;
+    if (r->dpo) return tsh_scale(prefer_loss(t, tune_vectors(t)), 1.0 / PAIRS);
+    const tsh_shape shape = tsh_shape2(l->rank.net.rows, l->length);
+    tsh_tensor *logits = llm_forward(&l->rank.net, tsh_from(ctx, l->ids, shape, TSH_I32));
     return tsh_cross_entropy(logits, tsh_from(ctx, l->targets, shape, TSH_I32), NULL);
 }
 
 /* Computes the mean of the replicas' losses, and with learns 1 the gradients. */
-static int compute(learner *l, tsh_ctx *ctx, int learns, double *value) {
+static int compute(learner *l, tsh_ctx *ctx, const run *r, int learns, double *value) {
     if (l->pipeline) {
         CHECK_TRUE((learns ? tsh_pipeline_train(l->pipeline, value)
                            : tsh_pipeline_evaluate(l->pipeline, 0, value)) == TSH_OK);
         return 0;
     }
-    tsh_tensor *loss = loss_of(l, ctx);
+    tsh_tensor *loss = loss_of(l, ctx, r);
     *value = tsh_item(ctx, loss);
     CHECK_TRUE(tsh_allreduce(tsh_dp(ctx), value, 1, TSH_F64, TSH_SUM) == TSH_OK);
     *value /= tsh_dp(ctx)->size;
@@ -242,33 +308,33 @@ static int compute(learner *l, tsh_ctx *ctx, int learns, double *value) {
 
 static int steps(learner *l, tsh_ctx *ctx, run *r) {
     const tsh_optim_desc adamw = {
-        .kind = TSH_ADAMW, .lr = 1e-3, .weight_decay = 0.01, .zero = r->zero};
-    tsh_optim *optim = tsh_optim_new(l->net.root, &adamw);
+        .kind = TSH_ADAMW, .lr = 1e-3, .weight_decay = r->dpo ? 0 : 0.01, .zero = r->zero};
+    tsh_optim *optim = tsh_optim_new(l->rank.net.root, &adamw);
     for (int step = 0; step < STEPS && r->want; step++) {
         const double want = number(r, r->want, step);
-        double value = 0, norm = 0, normal = number(r, "norms", step);
-        if (compute(l, ctx, 1, &value)) return 1;
+        double value = 0, norm = 0, normal = r->dpo ? 0 : number(r, "norms", step);
+        if (compute(l, ctx, r, 1, &value)) return 1;
         CHECK(r->measures || fabs(value - want) <= r->tolerance * want,
               "step %d: the loss is %.9g, not %.9g", step, value, want);
         if (r->measures && tsh_world(ctx)->rank == 0) r->found[step] = value;
-        CHECK_TRUE(tsh_clip_grad_norm(l->net.root, 1e30, &norm) == TSH_OK);
-        if (!r->measures && strcmp(r->want, "losses") == 0 && r->tolerance <= near)
+        CHECK_TRUE(tsh_clip_grad_norm(l->rank.net.root, 1e30, &norm) == TSH_OK);
+        if (!r->measures && strcmp(r->want, "losses") == 0 && r->tolerance <= near && !r->dpo)
             CHECK(fabs(norm - normal) <= r->tolerance * normal,
                   "step %d: the norm of gradients is %.9g, not %.9g", step, norm, normal);
         CHECK_TRUE(tsh_optim_step(optim) == TSH_OK);
-        tsh_zero_grads(l->net.root);
+        tsh_zero_grads(l->rank.net.root);
         (void)tsh_step_end(ctx);
     }
     double value = 0;
-    if (compute(l, ctx, 0, &value)) return 1;
+    if (compute(l, ctx, r, 0, &value)) return 1;
     (void)tsh_step_end(ctx);
     if (r->measures && tsh_world(ctx)->rank == 0) r->found[STEPS] = value;
     if (r->want && tsh_world(ctx)->rank == 0) r->after = value;
     CHECK(r->want || fabs(value - r->after) <= near * value, "read again: %.9g, not %.9g", value,
           r->after);
-    CHECK_TRUE(tsh_check_replicas(l->net.root));
+    CHECK_TRUE(tsh_check_replicas(l->rank.net.root));
     if (r->saves)
-        CHECK_TRUE(llm_model_adapter_save(&l->net, &l->adapter, files_path("out")) == TSH_OK);
+        CHECK_TRUE(llm_model_adapter_save(&l->rank.net, &l->adapter, files_path("out")) == TSH_OK);
     CHECK_OK();
     return 0;
 }
@@ -278,8 +344,9 @@ static int learns(tsh_ctx *ctx, void *user) {
     learner *l = (learner *)calloc(1, sizeof *l);
     int failed = 1;
     CHECK_TRUE(l != NULL);
-    failed = begin(l, ctx, r) || steps(l, ctx, r);
+    failed = begin(l, ctx, r) || (r->dpo && take_pairs(l, ctx, r)) || steps(l, ctx, r);
     llm_config_free(&l->config);
+    free(l->rank.difference);
     free(l);
     return failed;
 }
@@ -433,24 +500,48 @@ static void more_stages_learn_the_same(void **state) {
     }
 }
 
-static int open_goldens(void **state) {
-    char path[4096];
+static void preferences_are_learnt_as_in_trl(void **state) {
+    int failed = 0;
+    (void)state;
     for (int k = 0; k < COUNT(goldens); k++) {
-        size_t length;
-        tsh_error why;
-        (void)snprintf(path, sizeof path, "%.*sgolden/training/%s.json",
-                       (int)(strrchr(__FILE__, '/') - __FILE__ + 1), __FILE__, goldens[k].name);
-        char *text = llm_read(path, 0, &length, &why);
-        if (!text) fail_msg("%s", why.message);
-        goldens[k].json = llm_parse(text);
-        free(text);
-        if (!goldens[k].json) fail_msg("%s is no JSON", path);
+        if (strcmp(goldens[k].name, "llama") != 0) continue;
+        write_folder(goldens[k].json);
+        for (int tp = 1; tp <= 3; tp++) {
+            run r = {.want = "losses", .ranks = tp, .tp = tp, .tolerance = near, .dpo = dpo.json};
+            failed += fails(&goldens[k], &r);
+            r.want = "lora";
+            r.adapter = files_here;
+            failed += fails(&goldens[k], &r);
+            r.want = "q8_0";
+            r.weights = TSH_Q8_0;
+            failed += fails(&goldens[k], &r);
+        }
     }
+    assert_int_equal(failed, 0);
+}
+
+static void open_golden(golden *g) {
+    char path[4096];
+    size_t length;
+    tsh_error why;
+    (void)snprintf(path, sizeof path, "%.*sgolden/training/%s.json",
+                   (int)(strrchr(__FILE__, '/') - __FILE__ + 1), __FILE__, g->name);
+    char *text = llm_read(path, 0, &length, &why);
+    if (!text) fail_msg("%s", why.message);
+    g->json = llm_parse(text);
+    free(text);
+    if (!g->json) fail_msg("%s is no JSON", path);
+}
+
+static int open_goldens(void **state) {
+    for (int k = 0; k < COUNT(goldens); k++) open_golden(&goldens[k]);
+    open_golden(&dpo);
     return files_begin(state);
 }
 
 static int close_goldens(void **state) {
     for (int k = 0; k < COUNT(goldens); k++) cJSON_Delete(goldens[k].json);
+    cJSON_Delete(dpo.json);
     (void)remove(files_path("out/adapter_model.safetensors"));
     (void)remove(files_path("out/adapter_config.json"));
     return files_end(state);
@@ -462,6 +553,7 @@ int main(void) {
         cmocka_unit_test(more_stages_learn_the_same),
         cmocka_unit_test(adapters_learn_as_in_peft),
         cmocka_unit_test(adapters_of_quantised_weights_learn_as_in_peft),
+        cmocka_unit_test(preferences_are_learnt_as_in_trl),
     };
     return cmocka_run_group_tests(tests, open_goldens, close_goldens);
 }

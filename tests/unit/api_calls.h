@@ -39,6 +39,7 @@ enum {
     STRUCT_tsh_plateau,
     STRUCT_tsh_optim_desc,
     STRUCT_tsh_lora_desc,
+    STRUCT_tsh_outer_desc,
     STRUCT_tsh_pipeline_desc,
     STRUCT_tsh_file_desc,
     STRUCT_tsh_trace_desc,
@@ -590,6 +591,16 @@ static const api_field fields_of_tsh_lora_desc[] = {
     {offsetof(tsh_lora_desc, part_count), {INT, 0, "part_count"}},
 };
 
+static const api_field fields_of_tsh_outer_desc[] = {
+    {offsetof(tsh_outer_desc, every), {LONG, 0, "every"}},
+    {offsetof(tsh_outer_desc, lr), {DOUBLE, 0, "lr"}},
+    {offsetof(tsh_outer_desc, momentum), {DOUBLE, 0, "momentum"}},
+    {offsetof(tsh_outer_desc, wire), {DTYPE, 0, "wire"}},
+    {offsetof(tsh_outer_desc, fragments), {INT, 0, "fragments"}},
+    {offsetof(tsh_outer_desc, delay), {LONG, 0, "delay"}},
+    {offsetof(tsh_outer_desc, mix), {DOUBLE, 0, "mix"}},
+};
+
 static const api_field fields_of_tsh_pipeline_desc[] = {
     {offsetof(tsh_pipeline_desc, micro_batches), {COUNT, 0, "micro_batches"}},
     {offsetof(tsh_pipeline_desc, counts), {INTS, 0, "counts"}},
@@ -727,6 +738,8 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_optim_desc / sizeof(api_field)},
     {"tsh_lora_desc", sizeof(tsh_lora_desc), fields_of_tsh_lora_desc,
         sizeof fields_of_tsh_lora_desc / sizeof(api_field)},
+    {"tsh_outer_desc", sizeof(tsh_outer_desc), fields_of_tsh_outer_desc,
+        sizeof fields_of_tsh_outer_desc / sizeof(api_field)},
     {"tsh_pipeline_desc", sizeof(tsh_pipeline_desc), fields_of_tsh_pipeline_desc,
         sizeof fields_of_tsh_pipeline_desc / sizeof(api_field)},
     {"tsh_file_desc", sizeof(tsh_file_desc), fields_of_tsh_file_desc,
@@ -1354,6 +1367,12 @@ static void call_tsh_ema_free(void *const *a) { tsh_ema_free(*(tsh_ema **)a[0]);
 static void call_tsh_ema_update(void *const *a) { (void)tsh_ema_update(*(tsh_ema **)a[0]); }
 static void call_tsh_ema_swap(void *const *a) { (void)tsh_ema_swap(*(tsh_ema **)a[0]); }
 static void call_tsh_ema_updates(void *const *a) { (void)tsh_ema_updates(*(const tsh_ema **)a[0]); }
+static void call_tsh_outer_new(void *const *a) { (void)tsh_outer_new(*(tsh_module **)a[0],
+    *(tsh_optim **)a[1], *(const tsh_outer_desc **)a[2]); }
+static void call_tsh_outer_step(void *const *a) { (void)tsh_outer_step(*(tsh_outer **)a[0]); }
+static void call_tsh_outer_state(void *const *a) { (void)tsh_outer_state
+    (*(const tsh_outer **)a[0]); }
+static void call_tsh_outer_free(void *const *a) { tsh_outer_free(*(tsh_outer **)a[0]); }
 static void call_tsh_quantize(void *const *a) { (void)tsh_quantize(*(tsh_module **)a[0],
     *(const char **)a[1], *(tsh_dtype *)a[2]); }
 static void call_tsh_pipeline_new(void *const *a) { (void)tsh_pipeline_new(*(tsh_module **)a[0],
@@ -1868,6 +1887,11 @@ static const api_call calls[] = {
     {"tsh_ema_update", call_tsh_ema_update, 1, {{EMA, 0, "ema"}}},
     {"tsh_ema_swap", call_tsh_ema_swap, 1, {{EMA, 0, "ema"}}},
     {"tsh_ema_updates", call_tsh_ema_updates, 1, {{EMA, 0, "ema"}}},
+    {"tsh_outer_new", call_tsh_outer_new, 3, {{MODULE, 0, "module"}, {OPTIM, 0, "optim"}, {STRUCT,
+        STRUCT_tsh_outer_desc, "desc"}}},
+    {"tsh_outer_step", call_tsh_outer_step, 1, {{OUTER, 0, "outer"}}},
+    {"tsh_outer_state", call_tsh_outer_state, 1, {{OUTER, 0, "outer"}}},
+    {"tsh_outer_free", call_tsh_outer_free, 1, {{OUTER, 0, "outer"}}},
     {"tsh_quantize", call_tsh_quantize, 3, {{MODULE, 0, "module"}, {TEXT, 0, "pattern"}, {DTYPE,
         0, "dtype"}}},
     {"tsh_pipeline_new", call_tsh_pipeline_new, 2, {{MODULE, 0, "container"}, {STRUCT,
