@@ -148,6 +148,7 @@
  *     >>attention-segments rows that hold several sequences, cut into parts
  *     >>attention-run   which thread computes which heads
  *     >>op-attention    softmax(Q K^T) V: the op, its options
+ *     >>loss-avx512     the maximum and sum of exponentials of a row, with AVX-512
  *     >>op-loss         cross-entropy, also over a sharded vocabulary
  *     >>op-chunks       losses of a few rows at a time, and their gradients
  *     >>loss-map        losses element by element: formulas and kernels
@@ -182,6 +183,7 @@
  *     >>freeze          parameters that are not trained: tsh_freeze
  *     >>lora            tsh_lora: adds, merges, chooses adapters
  *     >>ema             moving averages of weights
+ *     >>outer           replicas that seldom communicate: tsh_outer
  *     >>quantize        weights of a model to 8 or 4 bits
  *     >>pipeline        layers assigned to stages, GPipe and 1F1B
  *     >>sampler         which samples a step takes
@@ -636,6 +638,7 @@ typedef struct tsh_ctx tsh_ctx;       /* one rank's library state; used by one t
 typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's shard, gradient */
 typedef struct tsh_module tsh_module; /* a layer or a container of layers: a named node of a tree */
 typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
+typedef struct tsh_outer tsh_outer;   /* the outer steps of replicas that seldom communicate */
 typedef struct tsh_cache tsh_cache;   /* cached keys and values of a model's attention layers */
 typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are split into stages over pp */
 
@@ -820,6 +823,12 @@ typedef struct tsh_comm_ops {
      * not change until wait, which is called after this. Not for SEND, RECV and SENDRECV. NULL: the
      * core calls wait instead. */
     tsh_result (*receive)(tsh_comm *comm, tsh_req req);
+    /* For backends whose ranks share memory. On these, all ranks may call an ALLGATHER with recv
+     * NULL: the backend gathers the values once, in memory of its own. lend blocks until they are
+     * complete and outputs their address; this rank may read them until it calls wait. At most 3 of
+     * a group are lent at a time: the 4th waits until all ranks have called wait for the first. An
+     * error outputs no values. NULL: ALLGATHER needs a recv. */
+    tsh_result (*lend)(tsh_comm *comm, tsh_req req, const void **values);
 } tsh_comm_ops;
 
 /* Initialises the tsh_comm_ops of a backend that does every kind of collective, with the functions
@@ -828,7 +837,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, prefix##_test,   \
             prefix##_wait, prefix##_progress, prefix##_split, prefix##_status, prefix##_abort,     \
-            prefix##_close, NULL, NULL                                                             \
+            prefix##_close, NULL, NULL, NULL                                                       \
     }
 /* Initialises the tsh_comm_ops of a backend that only sends messages (rule 9). It has no functions
  * test, wait and split. */
@@ -836,7 +845,7 @@ typedef struct tsh_comm_ops {
     {                                                                                              \
         (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI, name, caps, prefix##_start, NULL, NULL,      \
             prefix##_progress, NULL, prefix##_status, prefix##_abort, prefix##_close,              \
-            prefix##_idle, NULL                                                                    \
+            prefix##_idle, NULL, NULL                                                              \
     }
 
 /* Statistics of this rank and group, by kind of collective: how many were started, and the bytes
@@ -1786,8 +1795,8 @@ typedef struct tsh_attention_desc {
      * 0, and no query sees it. So segments also mask the padding of texts of unequal length, with
      * gradients, where `lengths` would give padding queries some keys. If the positions of each
      * segment follow each other, the cost is that of the sequences alone, and padding has none; if
-     * not, that of the whole stretch from a segment's first position to its last. No cache, no
-     * lengths. */
+     * not, all positions between the segment's first and last are computed and masked. Not with a
+     * cache or lengths. */
     tsh_tensor *segments;
 } tsh_attention_desc;
 /* Computes attention of q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, H, Tq, D);
@@ -1851,10 +1860,11 @@ typedef struct tsh_chunks_desc {
     int64_t rows;    /* rows of a chunk, the last one may have fewer; 0: 256 */
 } tsh_chunks_desc;
 /* Returns the sum of the losses of all rows, a scalar TSH_REAL, R. x (.., C) and target (..) or
- * (.., d1, ..) are taken apart along their rows (..), and fn computes the losses of each chunk in
- * turn. What fn makes of a chunk is released before the next one, so that logits (.., V) of a large
- * vocabulary V never stand whole: of 2,048 rows and V = 49,152, 50 MB instead of 403.
- * Each chunk reads the head's weights again, so that chunks of few rows are slow.
+ * (.., d1, ..) are cut into chunks of .rows rows, where (..) are the rows; fn computes the losses
+ * of one chunk after the other. The tensors that fn makes are released before the next chunk, so
+ * that the logits (.., V) of a large vocabulary V are never in memory all at once: of 2,048 rows
+ * and V = 49,152, 50 MB instead of 403. Each chunk reads the head's weights again, so that chunks
+ * of few rows are slow.
  *   Losses are added in double in the order of the rows: if fn returns a loss per row, the sum has
  * the bits that tsh_cross_entropy with TSH_REDUCE_SUM has of the whole. (All-reduces of fn over
  * three ranks or more, as of a row-parallel head, add in an order that depends on the rows.)
@@ -1863,7 +1873,7 @@ typedef struct tsh_chunks_desc {
  * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
  * fn that is trained. fn must not end the step or call tsh_backward. Within tsh_no_grad_begin
  * nothing is kept.
- *   x and target are R along their rows. Collectives: those of fn, for each chunk. */
+ *   x and target are replicated along their rows. Collectives: those of fn, for each chunk. */
 TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
                                        const tsh_chunks_desc *desc);
 
@@ -3303,6 +3313,57 @@ TSH_API tsh_result tsh_ema_swap(tsh_ema *ema);
 /* Returns the number of updates so far; 0 if ema is NULL. */
 TSH_API int64_t tsh_ema_updates(const tsh_ema *ema);
 
+/* -- replicas that seldom communicate ---------------------------------------- */
+
+typedef struct tsh_outer_desc {
+    int64_t every;   /* H: number of steps between two exchanges of a parameter; at least 1 */
+    double lr;       /* learning rate of the outer step; 0: 0.7; TSH_ZERO: 0 */
+    double momentum; /* its Nesterov momentum; 0: 0.9; TSH_ZERO: 0 */
+    tsh_dtype wire;  /* dtype in which changes are sent: any floating one but TSH_F16, also those of
+                      * quantised weights, such as TSH_Q8_0; 0: TSH_REAL */
+    int fragments;   /* F: the parameters are exchanged in so many parts, one every H / F steps, so
+                      * that a message is shorter; at most 32 and H; 0: 1 */
+    int64_t delay;   /* a fragment is sent while so many steps go on, and used after them; below H;
+                      * 0: a step waits for it */
+    double mix;      /* what a replica keeps of its own parameter when the new one arrives: it
+                      * becomes mix own + (1 - mix) new. 0: with a delay 0.5, without 0; TSH_ZERO:
+                      * 0 */
+} tsh_outer_desc;
+/* Lets replicas train apart (DiLoCo, Douillard et al. 2023; fragments, delay and mix: Streaming
+ * DiLoCo, Douillard et al. 2025): for slow links between the ranks of dp. While it exists, backward
+ * averages no gradient over dp, and each replica takes steps of its own with moments of its own.
+ * After every H steps, the mean over dp of what the parameters have changed since the last exchange
+ * is the gradient of an outer step, that of torch.optim.SGD with nesterov=True on the outer
+ * weights: floats that each rank keeps of its shards, as their momentum, the same bits on all
+ * replicas. Without .fragments and .delay, the parameters get these weights, so that replicas are
+ * equal then.
+ * What the replicas send is rounded to .wire, summed as tsh_real (rule 5 of >>comm-api, with
+ * chunks of blocks of 32 elements), and the mean is rounded once. An exchange of n bytes in .wire
+ * sends those of an all-reduce of n bytes.
+ * optim: an optimiser of module, without .zero. Frozen parameters take no part; one that is frozen
+ * later gets its value of the last exchange. tsh_save and tsh_load with this optimiser have the
+ * state of all replicas, too. Freed by tsh_outer_free or with the ctx. No collective. NULL and an
+ * error: TSH_ERR_ARGUMENT (a field out of range; another module's optimiser; .zero),
+ * TSH_ERR_DTYPE (.wire), TSH_ERR_STATE (the optimiser has a tsh_outer). */
+TSH_API tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim, const tsh_outer_desc *desc);
+/* Takes a step of the optimiser (tsh_optim_step), then what is due of the exchange. Call it in
+ * place of tsh_optim_step, on every rank. A step that one replica skips, for a gradient that is not
+ * finite, counts on all. Collectives over dp, in the steps that exchange a fragment: an all-to-all
+ * and an all-gather; with .delay they run during the steps between, the all-gather in the second
+ * half of them. Errors as of tsh_optim_step; TSH_ERR_STATE: the optimiser was freed; a parameter
+ * got another layout while its changes were on their way. */
+TSH_API tsh_result tsh_outer_step(tsh_outer *outer);
+typedef struct tsh_outer_info {
+    int64_t steps;     /* number of calls of tsh_outer_step */
+    int64_t exchanges; /* number of outer steps, of one fragment each */
+} tsh_outer_info;
+/* Returns the numbers of steps so far; all 0 if outer is NULL. */
+TSH_API tsh_outer_info tsh_outer_state(const tsh_outer *outer);
+/* Ends the outer steps: the parameters get the outer weights, and backward averages gradients
+ * again. The optimiser's moments still differ between replicas: go on with a new one. What was on
+ * its way is lost. Does nothing if outer is NULL. */
+TSH_API void tsh_outer_free(tsh_outer *outer);
+
 /* -- quantised weights ------------------------------------------------------ */
 
 /* Quantises the weights of the linear, classifier and embedding layers whose path below module
@@ -3393,9 +3454,9 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
 
 /* -- save and load ---------------------------------------------------------- */
 
-/* Writes every parameter below module, and with optim its moments, into one safetensors file of
- * whole tensors, with the same bytes at every degree of tp and pp; tsh_load reads it at any degree.
- * optim NULL: parameters only.
+/* Writes every parameter below module, and with optim its moments and what a tsh_outer of it keeps,
+ * into one safetensors file of whole tensors, with the same bytes at every degree of tp and pp;
+ * tsh_load reads it at any degree. optim NULL: parameters only.
  * Entries: parameters by their path below module (a tied one once; one that is tied to a parameter
  * outside module by its path from the root), moments as "optim.first.<path>",
  * "optim.second.<path>" and "optim.third.<path>". All are row-major and in their own dtype, except
@@ -3403,11 +3464,16 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * are bytes (U8) in ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file
  * also has a hash of all values, the state of the random numbers (seed, counts of randn and of
  * every module's dropout calls) and of optim (kinds, steps, skipped).
+ * With a tsh_outer these are the parameters and moments of the first replica. Those of replica 1
+ * are "optim.replica.1.weight.<path>", "optim.replica.1.first.<path>" and so on; outer weights are
+ * "optim.outer_weight.<path>", their momentum "optim.outer_moment.<path>", and what was sent and is
+ * not used yet "optim.outer_change.<path>".
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces. Between them the tp ranks of the first replica (dp)
  * send blocks of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a
  * pipeline send through their own first ranks, after one more all-reduce over the world and one
- * over pp.
+ * over pp. With a tsh_outer, two more all-reduces over the world and an all-gather over dp come
+ * first, and the ranks of other replicas send their shards to those of the first one.
  * It writes a temporary file "<path>.tmp-...", syncs it on POSIX and Windows, and renames it, so
  * that path is the old file or the whole new one. On POSIX, the new file has the old one's mode,
  * and its owner if this process may set it; a symbolic link stays, and leads to the new file. A
@@ -3461,8 +3527,9 @@ typedef struct tsh_file_desc {
     tsh_ema *ema;
     /* the name of adapters (tsh_lora): A and B of these alone are saved or loaded, under the names
      * in PEFT's adapter_model.safetensors ("h.0.q_proj.lora_A.weight"), with a .prefix that is
-     * "base_model.model" if NULL. "": the model without its adapters, as after tsh_lora_merge.
-     * NULL: the model, with all its adapters */
+     * "base_model.model" if NULL. "": the model without its adapters, as after tsh_lora_merge;
+     * saving: adapters that are active and not merged are TSH_ERR_STATE, as the file would lack
+     * what they add. NULL: the model, with all its adapters */
     const char *adapter;
     /* saving: path is a folder that exists and has no model yet, and gets the files that
      * transformers writes: model-00001-of-00003.safetensors and so on, each with at most so many
@@ -3482,8 +3549,10 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * path: a file; an index (*.json, as transformers writes) of files beside it; or a folder with
  * model.safetensors, else model.safetensors.index.json, else (on POSIX) with other *.safetensors
  * files, which are all read. optim: an optimiser of the same kind, whose moments and number of
- * steps are restored; NULL: those in the file are skipped. The state of the random numbers is
- * restored if the file has it, so that training goes on with the same bits.
+ * steps are restored; NULL: those in the file are skipped. If it has a tsh_outer, replica r takes
+ * the state of replica r modulo the number of replicas in the file; after a file without a
+ * tsh_outer, outer steps begin anew. The state of the random numbers is restored if the file has
+ * it, so that training goes on with the same bits.
  * F32, F64, BF16 and F16 values are converted to the model's dtype of the parameter or moment,
  * rounded once, to nearest even; beyond its range a value becomes infinite. Quantised weights are
  * converted, too, in both directions: a model that was quantised before loading accepts any of
@@ -3567,11 +3636,12 @@ TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in,
                              double eps, int64_t samples);
 /* Checks that ranks hold the same values where they should: replicated parameters below module over
  * tp, all parameters over dp, tied parameters over the pipeline stages that hold them, and the
- * moments that optimisers keep for them (over dp not those that .zero shards). Returns 1 if so;
- * else 0, with TSH_ERR_STATE on every rank of the world: the error names the first such tensor and
- * the ranks that differ from the majority. It compares hashes: one all-gather over each axis of 8
- * bytes per tensor, one all-reduce over the world. Before that it compares the module trees (names,
- * kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names the rank and the module. */
+ * moments that optimisers keep for them (over dp not those that .zero shards). While there is a
+ * tsh_outer, its outer weights and their momentum are compared over dp, and nothing else. Returns 1
+ * if so; else 0, with TSH_ERR_STATE on every rank of the world: the error names the first such
+ * tensor and the ranks that differ from the majority. It compares hashes: one all-gather over each
+ * axis of 8 bytes per tensor, one all-reduce over the world. Before that it compares the module
+ * trees (names, kinds, dtypes, shapes, layouts): TSH_ERR_MISMATCH names the rank and the module. */
 TSH_API int tsh_check_replicas(tsh_module *module);
 /* Returns a 64-bit hash of a tensor's global values, which is the same at every degree if the
  * values are. Collective if the tensor is sharded. */
@@ -4065,6 +4135,12 @@ typedef struct tshi_buckets {
     tsh_req weight_req; /* request of the all-reduce of weight */
 } tshi_buckets;
 
+/* A collective over dp that a tsh_outer has started; tsh_close waits for it. */
+typedef struct tshi_outer_request {
+    struct tshi_outer_request *next; /* the next one in the ctx's list */
+    tsh_req req;              /* 0: none runs */
+} tshi_outer_request;
+
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
 typedef struct tshi_micro {
     struct tshi_micro *next; /* next micro-batch in the ctx's list */
@@ -4165,6 +4241,9 @@ struct tsh_ctx {
     tsh_result (*compare)(tsh_comm *comm, tsh_ctx *ctx);
     tsh_optim *optims;      /* list of all optimisers, the newest first */
     tsh_ema *emas;          /* list of all averages of weights, the newest first */
+    tsh_outer *outers;      /* list of all tsh_outer, the newest first; while it is not empty,
+                             * gradients are not averaged over dp */
+    tshi_outer_request *outer_requests; /* list of all requests of any tsh_outer */
     tsh_pipeline *pipeline; /* the first pipeline; NULL: none */
     tsh_cache *caches;      /* list of all cache handles, freed ones included: they are reused */
     tshi_micro *micros;     /* list of the micro-batches of all pipelines */
@@ -10931,7 +11010,7 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 #define TSHI_AMX_LOAD(tile, from, row)   _tile_loadd(tile, from, (size_t)(row))
 #define TSHI_AMX_STORE(tile, to, row)    _tile_stored(tile, to, (size_t)(row))
 #define TSHI_AMX_BF16(sum, a, b)         _tile_dpbf16ps(sum, a, b)
-#define TSHI_AMX_INT8(sum, signeds, b)   _tile_dpbsud(sum, signeds, b)
+#define TSHI_AMX_INT8(sum, a, b)         _tile_dpbssd(sum, a, b)
 
 #endif
 
@@ -11876,6 +11955,8 @@ typedef struct tshi_quant_source {
     uintptr_t ahead;        /* address from which as many bytes are prefetched as are read */
 } tshi_quant_source;
 
+/* Quantises a block of 32 elements of a row of X; offset: what tiles of W add to each weight. */
+typedef void (*tshi_quant_input_fn)(const tsh_real *x, int32_t offset, tshi_quant_input *to);
 /* Moves from->count blocks of each of 16 rows of W to from->count tiles. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
 /* Adds products with from->count blocks of 16 rows of W to the sums of 16 columns of Y, for 1 to 8
@@ -11886,6 +11967,7 @@ typedef void (*tshi_quant_dot_fn)(const tshi_quant_tile *w, const tshi_quant_sou
 
 struct tshi_quant_kernel {
     const char *name;
+    tshi_quant_input_fn input;
     tshi_quant_move_fn move;
     tshi_quant_dot_fn dot;
     int direct; /* max rows of X for which dot reads 16 rows of W without tiles; 0: it never does */
@@ -11895,6 +11977,31 @@ struct tshi_quant_kernel {
 };
 
 /* -- the portable kernels for quantised weights ----------------------------- */
+
+/* Implements tshi_quant_kernel.input: scale is the largest magnitude / 127, and q is
+ * x / scale, rounded to nearest, ties to even. (Adding 1.5 * 2^23 rounds: the low 8 bits of the sum
+ * are q.) If an element is NaN or infinite, so is the scale. To find the largest magnitude, the
+ * floats' bits are compared as integers. */
+static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
+    float y[TSHI_DTYPE_BLOCK], inverse;
+    int32_t most = 0, sum = 0, bits;
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) y[i] = (float)x[i];
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        memcpy(&bits, &y[i], sizeof bits);
+        bits &= 0x7FFFFFFF;
+        most = bits > most ? bits : most;
+    }
+    to->scale = tshi_dtype_float_of((uint32_t)most) / 127;
+    inverse = to->scale > FLT_MIN ? 1 / to->scale : 0;
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+        const float rounded = y[i] * inverse + 12582912.0f;
+        memcpy(&bits, &rounded, sizeof bits);
+        to->q[i] = (signed char)(unsigned char)((uint32_t)bits & 0xFFu);
+    }
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) sum += to->q[i];
+    to->offset = -offset * sum;
+    to->sum = to->scale * (float)sum;
+}
 
 static void tshi_quant_move_c(tshi_quant_tile *to, const tshi_quant_source *from) {
     for (int b = 0; b < from->count; b++)
@@ -12159,7 +12266,7 @@ TSHI_AVX2 static void tshi_quant_dot_avx2(const tshi_quant_tile *w, const tshi_q
 /* ========================================================================== */
 /* >>quant-vnni                                  MARK: - quant-vnni (private) */
 /* Kernels of quantised weights with AVX-512 and VNNI.                        */
-/* Needs: >>quant-avx2.                                                       */
+/* Needs: >>gemm >>quant-avx2.                                                */
 /* ========================================================================== */
 
 #if TSHI_X86
@@ -12250,6 +12357,34 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to,
         TSHI_QUANT_EACH(TSHI_QUANT_MOVE)
     }
 }
+
+#if TSHI_GEMM_FLOAT
+/* Implements tshi_quant_kernel.input, with the bits of tshi_quant_block: numbers are rounded to
+ * nearest, ties to even, and from NaN q is 0. */
+TSHI_QUANT_VNNI static void tshi_quant_block_vnni(const float *x, int32_t offset,
+                                                  tshi_quant_input *to) {
+    const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+    const __m512i size = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)),
+                                          _mm512_castps_si512(_mm512_abs_ps(b)));
+    const float scale = tshi_dtype_float_of((uint32_t)_mm512_reduce_max_epi32(size)) / 127;
+    const __m512 inverse = _mm512_set1_ps(scale > FLT_MIN ? 1 / scale : 0);
+    const __m128i low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)));
+    const __m128i high = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(b, inverse)));
+    const __m128i one = _mm_set1_epi8(1);
+    __m128i sums = _mm_dpbusd_epi32(_mm_setzero_si128(), one, low);
+    sums = _mm_dpbusd_epi32(sums, one, high);
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4E));
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xB1));
+    _mm_storeu_si128((__m128i *)(void *)to->q, low);
+    _mm_storeu_si128((__m128i *)(void *)(to->q + 16), high);
+    to->scale = scale;
+    to->offset = -offset * _mm_cvtsi128_si32(sums);
+    to->sum = scale * (float)_mm_cvtsi128_si32(sums);
+}
+#define TSHI_QUANT_INPUT_VNNI tshi_quant_block_vnni
+#else
+#define TSHI_QUANT_INPUT_VNNI tshi_quant_block
+#endif
 
 TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
                                                  const tshi_quant_source *from) {
@@ -12705,6 +12840,17 @@ TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
         TSHI_AMX_RELEASE();
 }
 
+/* Implements tshi_quant_kernel.move. AMX multiplies signed bytes: its tiles hold weights as they
+ * are, without what other kernels' tiles add to them. */
+TSHI_AMX static void tshi_quant_move_amx(tshi_quant_tile *to, const tshi_quant_source *from) {
+    const int added = from->size == TSHI_QUANT_Q8 ? -128 : from->size == TSHI_QUANT_Q4 ? 8 : 0;
+    const __m512i offset = _mm512_set1_epi8((char)added); /* of signed bytes 128 is -128, too */
+    tshi_quant_move_vnni(to, from);
+    for (int b = 0; b < from->count; b++)
+        for (int i = 0; i < 8; i++)
+            _mm512_store_si512(to[b].w[i], _mm512_sub_epi8(_mm512_load_si512(to[b].w[i]), offset));
+}
+
 /* Multiplies block b, if there is one, with 8 rows of X to n[b], shape (8, 16). sum, left, right:
  * the tile registers to use. */
 #define TSHI_QUANT_BLOCK(b, sum, left, right)                                                      \
@@ -12742,9 +12888,8 @@ TSHI_AMX static void tshi_quant_dot_amx(const tshi_quant_tile *tile, const tshi_
             const tshi_quant_input *y = &x[TSHI_QUANT_FEW * b + r];
             const __m512 scale = _mm512_mul_ps(_mm512_load_ps(tile[b].scale),
                                                _mm512_set1_ps(y->scale));
-            const __m512i of = _mm512_add_epi32(_mm512_load_si512(&n[b][16 * r]),
-                                                _mm512_set1_epi32(y->offset));
-            sum = _mm512_add_ps(sum, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(of)));
+            const __m512 of = _mm512_cvtepi32_ps(_mm512_load_si512(&n[b][16 * r]));
+            sum = _mm512_add_ps(sum, _mm512_mul_ps(scale, of));
             if (has_min)
                 sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_load_ps(tile[b].min),
                                                        _mm512_set1_ps(y->sum)));
@@ -12762,67 +12907,66 @@ TSHI_AMX static void tshi_quant_dot_amx(const tshi_quant_tile *tile, const tshi_
 /* ========================================================================== */
 
 /* The kernels of quantised products. >>isa says which one runs. */
-static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_move_c, tshi_quant_dot_c, 0,
-                                                      NULL};
+static const tshi_quant_kernel tshi_quant_kernel_c = {"c", tshi_quant_block, tshi_quant_move_c,
+                                                      tshi_quant_dot_c, 0, NULL};
 #if TSHI_X86
-static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_move_avx2,
-                                                         tshi_quant_dot_avx2, 1, NULL};
-static const tshi_quant_kernel tshi_quant_kernel_vnni = {"vnni", tshi_quant_move_vnni,
-                                                         tshi_quant_dot_vnni, TSHI_QUANT_FEW, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_avx2 = {"avx2", tshi_quant_block,
+                                                         tshi_quant_move_avx2, tshi_quant_dot_avx2,
+                                                         1, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_vnni = {
+    "vnni", TSHI_QUANT_INPUT_VNNI, tshi_quant_move_vnni, tshi_quant_dot_vnni, TSHI_QUANT_FEW, NULL};
 #endif
 #if TSHI_GEMM_AMX
 static const tshi_quant_kernel tshi_quant_kernel_amx = {
-    "amx", tshi_quant_move_vnni, tshi_quant_dot_amx, TSHI_QUANT_FEW, tshi_quant_tiles_amx};
+    "amx",          TSHI_QUANT_INPUT_VNNI, tshi_quant_move_amx, tshi_quant_dot_amx,
+    TSHI_QUANT_FEW, tshi_quant_tiles_amx};
 #endif
 #if TSHI_NEON_DOT
-static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_move_dot,
-                                                        tshi_quant_dot_dot, 4, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_dot = {"dotprod", tshi_quant_block,
+                                                        tshi_quant_move_dot, tshi_quant_dot_dot, 4,
+                                                        NULL};
 #endif
 #if TSHI_NEON_MM
-static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_move_mm,
-                                                       tshi_quant_dot_mm, 4, NULL};
+static const tshi_quant_kernel tshi_quant_kernel_mm = {"i8mm", tshi_quant_block,
+                                                       tshi_quant_move_mm, tshi_quant_dot_mm, 4,
+                                                       NULL};
 #endif
 
-/* -- the product Y = X W^T + b with a quantised W -------------------------- */
+#undef TSHI_QUANT_INPUT_VNNI
 
-/* Quantises a block of 32 elements of a row of X: scale is the largest magnitude / 127, and q is
- * x / scale, rounded to nearest, ties to even. (Adding 1.5 * 2^23 rounds: the low 8 bits of the sum
- * are q.) If an element is NaN or infinite, so is the scale. To find the largest magnitude, the
- * floats' bits are compared as integers. offset: what tiles of W add to each weight (128, 8 or
- * 0). */
-static void tshi_quant_block(const tsh_real *x, int32_t offset, tshi_quant_input *to) {
-    float y[TSHI_DTYPE_BLOCK], inverse;
-    int32_t most = 0, sum = 0, bits;
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) y[i] = (float)x[i];
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
-        memcpy(&bits, &y[i], sizeof bits);
-        bits &= 0x7FFFFFFF;
-        most = bits > most ? bits : most;
-    }
-    to->scale = tshi_dtype_float_of((uint32_t)most) / 127;
-    inverse = to->scale > FLT_MIN ? 1 / to->scale : 0;
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
-        const float rounded = y[i] * inverse + 12582912.0f;
-        memcpy(&bits, &rounded, sizeof bits);
-        to->q[i] = (signed char)(unsigned char)((uint32_t)bits & 0xFFu);
-    }
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) sum += to->q[i];
-    to->offset = -offset * sum;
-    to->sum = to->scale * (float)sum;
-}
+/* -- the product Y = X W^T + b with a quantised W -------------------------- */
 
 /* A product Y = X W^T + b, whose columns are divided among threads. */
 typedef struct tshi_quant_job {
     const tshi_quant_kernel *kernel;
-    const unsigned char *w;    /* W, shape (outs, blocks); a block has `size` bytes */
-    const tshi_quant_input *x; /* X quantised, shape (rows / 8 rounded up, blocks, 8) */
-    const tshi_matrix *bias;   /* b, broadcast to (rows, outs); NULL: there is none */
-    tshi_matrix y;             /* Y, shape (rows, outs), rows contiguous */
+    const unsigned char *w;  /* W, shape (outs, blocks); a block has `size` bytes */
+    tshi_matrix from;        /* X, shape (rows, 32 * blocks) */
+    tshi_quant_input *x;     /* X quantised, shape (rows / 8 rounded up, blocks, 8) */
+    const tshi_matrix *bias; /* b, broadcast to (rows, outs); NULL: there is none */
+    tshi_matrix y;           /* Y, shape (rows, outs), rows contiguous */
     int64_t rows, outs, blocks;
     int size, wide; /* size: bytes of a block of W; wide: number of tiles computed side by side */
     char *scratch;  /* for each piece of Y: tiles, then sums of shape (rows, 16 * wide) */
     size_t each;    /* bytes of scratch for a piece of Y */
 } tshi_quant_job;
+
+/* Quantises the rows [from, to) of X, on any thread (a tshi_team_fn). */
+static void tshi_quant_inputs(void *shared, int piece, int64_t from, int64_t to) {
+    const tshi_quant_job *job = (const tshi_quant_job *)shared;
+    const int32_t offset = job->size == TSHI_QUANT_Q8 ? 128 : job->size == TSHI_QUANT_Q4 ? 8 : 0;
+    const tshi_dtype *dtype = &tshi_dtypes[job->from.dtype];
+    const int direct = job->from.dtype == TSH_REAL && job->from.column == 1;
+    (void)piece;
+    for (int64_t i = from; i < to; i++)
+        for (int64_t b = 0; b < job->blocks; b++) {
+            const void *const x = tshi_gemm_from(job->from, i, b * TSHI_DTYPE_BLOCK).data;
+            const int64_t at = (i / TSHI_QUANT_FEW * job->blocks + b) * TSHI_QUANT_FEW;
+            tsh_real values[TSHI_DTYPE_BLOCK];
+            if (!direct) dtype->load(x, job->from.column, TSHI_DTYPE_BLOCK, values);
+            job->kernel->input(direct ? (const tsh_real *)x : values, offset,
+                               &job->x[at + i % TSHI_QUANT_FEW]);
+        }
+}
 
 /* Computes 16 * tiles columns of X W^T, from column `first` on, to `sums`. tile: scratch for tiles
  * of W. */
@@ -12897,9 +13041,9 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
  * contiguous. */
 static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                const tshi_matrix *bias, tshi_matrix y) {
-    enum { MIN_WORK = 1 << 18 }; /* min multiply-adds per thread: fewer would not pay */
+    /* min multiply-adds, and elements of X to quantise, per thread: fewer would not pay */
+    enum { MIN_WORK = 1 << 18, MIN_INPUTS = 1 << 14 };
     const int64_t outs = w->local[0], ins = w->local[1], blocks = ins / TSHI_DTYPE_BLOCK;
-    const tshi_dtype *from = &tshi_dtypes[x.dtype];
     const int pieces = (int)tshi_base_min(
         tshi_team_parts(w->ctx, rows * outs * ins, MIN_WORK),
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
@@ -12912,38 +13056,28 @@ static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
     const size_t sums = (size_t)(rows * TSHI_QUANT_COLUMNS * wide) * sizeof(float);
     tshi_block *block = tshi_mem_alloc(w->ctx, TSH_MEM_STEP,
                                        inputs + (size_t)pieces * (tiles + sums));
-    tshi_quant_input *to;
-    tsh_real values[TSHI_DTYPE_BLOCK];
     tshi_quant_job job;
     if (!block || !outs || w->ctx->dry) {
         tshi_mem_release(w->ctx, block);
         return;
     }
-    to = (tshi_quant_input *)tshi_mem_data(block);
     job.size = tshi_dtypes[w->dtype].size;
-    if (rows > 1) memset(to, 0, inputs); /* fills up the last group of 8 rows of X with zeros */
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t b = 0; b < blocks; b++) {
-            from->load(tshi_gemm_from(x, i, b * TSHI_DTYPE_BLOCK).data, x.column, TSHI_DTYPE_BLOCK,
-                       values);
-            tshi_quant_block(
-                values,
-                job.size == TSHI_QUANT_Q8   ? 128
-                : job.size == TSHI_QUANT_Q4 ? 8
-                                            : 0,
-                &to[(i / TSHI_QUANT_FEW * blocks + b) * TSHI_QUANT_FEW + i % TSHI_QUANT_FEW]);
-        }
     job.kernel = w->ctx->quant_kernel;
     job.w = (const unsigned char *)tshi_tensor_at(w);
-    job.x = to;
+    job.from = x;
+    job.x = (tshi_quant_input *)tshi_mem_data(block);
     job.bias = bias;
     job.y = y;
     job.rows = rows;
     job.outs = outs;
     job.blocks = blocks;
     job.wide = wide;
-    job.scratch = (char *)to + inputs;
+    job.scratch = (char *)job.x + inputs;
     job.each = tiles + sums;
+    if (rows > 1 && rows % TSHI_QUANT_FEW) /* fills up the last group of 8 rows of X with zeros */
+        memset(job.x + (eights - 1) * blocks * TSHI_QUANT_FEW, 0, (size_t)blocks * each);
+    tshi_team_run(w->ctx, tshi_team_parts(w->ctx, rows * ins, MIN_INPUTS), rows, 1,
+                  tshi_quant_inputs, &job);
     if (w->ctx->trace) w->ctx->trace->flops += 2.0 * (double)rows * (double)outs * (double)ins;
     tshi_team_run(w->ctx, pieces, outs, TSHI_QUANT_COLUMNS, tshi_quant_piece, &job);
     tshi_mem_release(w->ctx, block);
@@ -13329,14 +13463,17 @@ static int tshi_comm_usable(const tsh_comm *comm) {
 }
 
 /* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
-static int tshi_comm_valid(const tsh_coll *coll, tshi_comm_size size) {
+static int tshi_comm_valid(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
+    /* 1: needs no recv */
+    const int lends = coll->kind == TSH_ALLGATHER && comm->ops && comm->ops->lend;
     if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
     if (size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
          (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
         return 0;
-    return (!size.send || coll->send) && (!size.recv || coll->recv) && coll->timeout_ns >= 0;
+    return (!size.send || coll->send) && (!size.recv || lends || coll->recv) &&
+           coll->timeout_ns >= 0;
 }
 
 /* Returns n (P - 1) / P without overflow, P = size: n = q P + r gives q (P - 1) + r (P - 1) / P. */
@@ -13507,7 +13644,7 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     if ((unsigned)coll->kind >= (unsigned)TSH_COLL_KINDS) return TSH_ERR_ARGUMENT;
     if (!tshi_coll_rows(coll->kind) || coll->blocks == 0) coll->blocks = 1;
     size = tshi_comm_measure(comm, coll);
-    if (!tshi_comm_valid(coll, size)) return TSH_ERR_ARGUMENT;
+    if (!tshi_comm_valid(comm, coll, size)) return TSH_ERR_ARGUMENT;
     if (comm->in_flight >= TSHI_COMM_IN_FLIGHT) return TSH_ERR_STATE; /* too many requests */
     /* 1: a collective between two ranks; the backend numbers these */
     pairwise = tshi_coll_pairwise(coll->kind);
@@ -13558,6 +13695,15 @@ static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
     }
     result = comm->ops->receive(comm, started);
     if (comm->trace) tshi_trace_waited(comm, started, begin);
+    return result;
+}
+
+/* Waits until the values of an all-gather without recv are complete, and outputs the address where
+ * this rank may read them until it waits for the request. */
+static tsh_result tshi_comm_lend(tsh_comm *comm, tsh_req req, const void **values) {
+    const int64_t begin = tshi_trace_now(comm->trace);
+    const tsh_result result = req ? comm->ops->lend(comm, req, values) : TSH_OK;
+    if (comm->trace) tshi_trace_waited(comm, req, begin);
     return result;
 }
 
@@ -14710,11 +14856,17 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
+/* Returns 1 if gradients are averaged over dp: there are replicas, and no tsh_outer lets them train
+ * apart. */
+static int tshi_tape_averages(const tsh_ctx *ctx) {
+    return ctx->dp.size > 1 && !ctx->outers;
+}
+
 /* Completes the gradients of leaves: first over tp, then over dp, where backward has sent some
  * buckets already. Divides the gradients of summed losses by the sum of their weights. */
 static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     tsh_tensor *t, *head = &ctx->handles.owned;
-    const int replicas = ctx->dp.size > 1; /* 1: gradients are also summed over dp */
+    const int replicas = tshi_tape_averages(ctx); /* 1: gradients are also summed over dp */
     const int phase = tshi_trace_phase(ctx->trace, TSHI_PHASE_BACKWARD);
     if (ctx->error.code == TSH_OK) (void)tshi_tape_complete_leaves(ctx);
     if (replicas) tshi_bucket_sum_weights(ctx, ctx->tape.weight);
@@ -14748,8 +14900,8 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
 
 /* Empties the list of buckets; from now on tshi_tape_deliver fills buckets and sends them. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
-    if (ctx->dp.size > 1) tshi_bucket_begin(ctx, ctx->tape.summed);
-    ctx->tape.syncing = ctx->dp.size > 1;
+    ctx->tape.syncing = tshi_tape_averages(ctx);
+    if (ctx->tape.syncing) tshi_bucket_begin(ctx, ctx->tape.summed);
 }
 
 TSH_API tsh_result tsh_sync_grads(tsh_ctx *ctx) {
@@ -14881,7 +15033,7 @@ TSH_API tsh_result tsh_backward(tsh_ctx *ctx, tsh_tensor *loss) {
  * number of terms. */
 static int tshi_tape_pending(const tsh_tensor *leaf) {
     const tsh_ctx *ctx = leaf->ctx;
-    const int averaged = ctx->dp.size > 1 && (leaf->flags & TSHI_AVERAGED);
+    const int averaged = tshi_tape_averages(ctx) && (leaf->flags & TSHI_AVERAGED);
     return leaf->gp.live || (leaf->gr.live && (leaf->flags & TSHI_LEAF) && ctx->tape.pending &&
                              (averaged || ctx->tape.summed));
 }
@@ -15392,6 +15544,8 @@ TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (ctx->trace && ctx->trace->profile) tshi_profile_end(ctx);
     tshi_error_report(ctx);  /* needs the comms, which are closed below */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
+    for (const tshi_outer_request *r = ctx->outer_requests; r; r = r->next)
+        (void)tsh_wait(&ctx->dp, r->req);
     while (ctx->handles.owned.next != &ctx->handles.owned)
         tshi_tensor_release(ctx->handles.owned.next);
     tshi_trace_drop(ctx); /* releases a trace that tsh_trace_end has not */
@@ -20278,6 +20432,13 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
     }
 }
 
+/* What a collective that changes a layout does. */
+typedef enum tshi_move_kind {
+    TSHI_MOVE_SCATTER, /* a reduce-scatter */
+    TSHI_MOVE_GATHER,  /* an all-gather */
+    TSHI_MOVE_LEND     /* an all-gather to memory of the backend, where all ranks read the values */
+} tshi_move_kind;
+
 /* An all-gather or a reduce-scatter that changes a layout, from its start until it is finished. */
 typedef struct tshi_moving {
     tshi_cut cut;        /* how the sharded one of the two layouts cuts the whole array */
@@ -20285,24 +20446,38 @@ typedef struct tshi_moving {
                           * collective was started */
     /* all values; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
     void *ordered;
-    void *out;   /* where the values go */
-    int gather;  /* 1: an all-gather; 0: a reduce-scatter */
+    void *out; /* where the values go; TSHI_MOVE_LEND: where they are, once they have arrived */
+    tshi_move_kind kind;
     int arrived; /* 1 after tshi_redistribute_arrive */
     tsh_req req; /* the request of the collective; 0: it is complete */
 } tshi_moving;
 
-/* The collectives of tshi_moving, by its field `gather`, for errors. */
-static const char *const tshi_redistribute_kinds[] = {"tsh_redistribute: reduce-scatter",
-                                                      "tsh_redistribute: all-gather"};
+/* The collectives of tshi_moving, by its field `kind`, for errors. */
+static const char *const tshi_redistribute_kinds[] = {
+    "tsh_redistribute: reduce-scatter", "tsh_redistribute: all-gather",
+    "tsh_redistribute: all-gather"};
 
-/* Starts to change a layout from sharded to replicated by an all-gather (gather 1), or from a
- * partial sum to sharded by a reduce-scatter (gather 0). form has the global shape; `layout` is the
- * sharded one of the two layouts. `in` must stay unchanged, and `out` is not to be touched, until
- * tshi_redistribute_finish, which the caller calls also after an error. */
+/* Returns how to gather `numel` elements, cut by a layout, that are only read by the op that
+ * gathers them. Few of them are copied in less time than it takes to find memory for them. */
+static tshi_move_kind tshi_redistribute_lends(const tsh_comm *tp, const tsh_layout *layout,
+                                              tsh_dtype dtype, int64_t numel) {
+    return tp->ops && tp->ops->lend && layout->segments == 1 &&
+                   numel >= 16384 / (int64_t)tsh_dtype_size(dtype)
+               ? TSHI_MOVE_LEND
+               : TSHI_MOVE_GATHER;
+}
+
+/* Starts to change a layout from sharded to replicated by an all-gather, or from a partial sum to
+ * sharded by a reduce-scatter. form has the global shape; `layout` is the sharded one of the two
+ * layouts. `in` must stay unchanged, and `out` is not to be touched, until
+ * tshi_redistribute_finish, which the caller calls also after an error. TSHI_MOVE_LEND: `out` is
+ * NULL, and the values may be read at move->out from tshi_redistribute_arrive until
+ * tshi_redistribute_finish. */
 static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
-                                    const tsh_layout *layout, int gather, tsh_dtype dtype,
+                                    const tsh_layout *layout, tshi_move_kind kind, tsh_dtype dtype,
                                     const void *in, void *out) {
     tsh_ctx *ctx = form->ctx;
+    const int gather = kind != TSHI_MOVE_SCATTER;
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
     const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of the array `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
@@ -20310,7 +20485,7 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     int64_t *counts; /* number of elements that each rank has in an outer row */
     move->cut = cut;
     move->out = out;
-    move->gather = gather;
+    move->kind = kind;
     move->arrived = 0;
     move->req = 0;
     move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
@@ -20326,16 +20501,22 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     coll.recv_counts = counts;
     coll.blocks = cut.outer;
     (void)tshi_error_comm(ctx, tshi_comm_begin(&ctx->tp, &coll, &move->req),
-                          tshi_redistribute_kinds[gather]);
+                          tshi_redistribute_kinds[kind]);
 }
 
 /* Waits until the values of `move` are in its `out`. Peers may still read its `in`. */
 static tsh_result tshi_redistribute_arrive(tsh_ctx *ctx, tshi_moving *move) {
+    const void *values = NULL; /* values that are lent to this rank */
     if (!move->scratch || move->arrived) return ctx->error.code;
     move->arrived = 1;
-    (void)tshi_error_comm(ctx, tshi_comm_receive(&ctx->tp, &move->req),
-                          tshi_redistribute_kinds[move->gather]);
-    if (move->gather && move->ordered != move->out)
+    (void)tshi_error_comm(ctx,
+                          move->kind == TSHI_MOVE_LEND
+                              ? tshi_comm_lend(&ctx->tp, move->req, &values)
+                              : tshi_comm_receive(&ctx->tp, &move->req),
+                          tshi_redistribute_kinds[move->kind]);
+    if (move->kind == TSHI_MOVE_LEND)
+        move->out = tshi_kernel_unconst(values); /* read only */
+    else if (move->kind == TSHI_MOVE_GATHER && move->ordered != move->out)
         tshi_redistribute_order(&move->cut, move->out, (char *)move->ordered, 1, 0);
     return ctx->error.code;
 }
@@ -20345,7 +20526,7 @@ static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
     if (!move->scratch) return ctx->error.code; /* nothing was started */
     (void)tshi_redistribute_arrive(ctx, move);
     (void)tshi_error_comm(ctx, tsh_wait(&ctx->tp, move->req),
-                          tshi_redistribute_kinds[move->gather]);
+                          tshi_redistribute_kinds[move->kind]);
     tshi_mem_release(ctx, move->scratch);
     move->scratch = NULL;
     return ctx->error.code;
@@ -20353,9 +20534,10 @@ static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
 
 /* Starts such a change and waits for it. */
 static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layout *layout,
-                                         int gather, tsh_dtype dtype, const void *in, void *out) {
+                                         tshi_move_kind kind, tsh_dtype dtype, const void *in,
+                                         void *out) {
     tshi_moving move;
-    tshi_redistribute_start(&move, form, layout, gather, dtype, in, out);
+    tshi_redistribute_start(&move, form, layout, kind, dtype, in, out);
     return tshi_redistribute_finish(form->ctx, &move);
 }
 
@@ -20409,9 +20591,9 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
         return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out); /* S(i) to S(j) */
     } else if (from->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(form, from, 1, dtype, in, out); /* S to R */
+        return tshi_redistribute_rows(form, from, TSHI_MOVE_GATHER, dtype, in, out); /* S to R */
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(form, to, 0, dtype, in, out); /* P to S */
+        return tshi_redistribute_rows(form, to, TSHI_MOVE_SCATTER, dtype, in, out); /* P to S */
     } else if (to->kind == TSH_SHARDED) {
         const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype); /* R to S */
         tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
@@ -20477,7 +20659,7 @@ static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_
     if (!back->sent || ctx->error.code != TSH_OK || !tshi_tape_dest(node, 0, &back->dest)) return;
     back->dx = tshi_op_dense_dest(x, &back->dest, &back->scratch);
     if (back->dx)
-        tshi_redistribute_start(&back->move, x, &x->layout, 0, back->dtype,
+        tshi_redistribute_start(&back->move, x, &x->layout, TSHI_MOVE_SCATTER, back->dtype,
                                 tshi_mem_data(back->sent), back->dx);
 }
 
@@ -22068,18 +22250,19 @@ typedef struct tshi_linear {
 /* The all-gather of a matrix's rows from all ranks. Blocks are NULL if nothing is gathered. */
 typedef struct tshi_gathering {
     tshi_moving move;  /* the all-gather */
-    tshi_block *whole; /* the rows of all ranks */
+    tshi_block *whole; /* the rows of all ranks; NULL if the backend lends them */
     tshi_block *sent;  /* this rank's rows, rounded to the dtype in which they are sent */
 } tshi_gathering;
 
 /* Returns `values`, t's local values or its gradient (then dtype is TSH_REAL), as a matrix of shape
  * (*rows, features): in place or, if gather is 1, the matrix of all ranks' rows, whose all-gather
- * is started here: it may be read after tshi_redistribute_arrive(ctx, &all->move). The caller calls
+ * is started here: it has its values after tshi_linear_arrive. The caller calls
  * tshi_linear_release. The gradient of a step tensor of bf16 is gathered in bf16. */
 static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
                                     int64_t *rows, tshi_gathering *all) {
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
+    tshi_move_kind kind = TSHI_MOVE_GATHER;
     all->whole = all->sent = NULL;
     all->move.scratch = NULL;
     if (rounds) {
@@ -22088,15 +22271,25 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
                                         dtype);
         if (all->sent) values = tshi_mem_data(all->sent);
     }
-    if (gather)
+    if (gather) kind = tshi_redistribute_lends(&t->ctx->tp, &t->layout, dtype, tsh_numel(t));
+    if (gather && kind == TSHI_MOVE_GATHER) {
         all->whole = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)));
-    if (!all->whole) {
+        gather = all->whole != NULL;
+    }
+    if (!gather) {
         (void)tshi_kernel_rows(t, rows, &step);
         return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
     }
     *rows = tshi_tensor_product(t->dim, t->ndim - 1);
-    tshi_redistribute_start(&all->move, t, &t->layout, 1, dtype, values, tshi_mem_data(all->whole));
-    return tshi_gemm_matrix_of(tshi_mem_data(all->whole), dtype, t->dim[last], 1);
+    tshi_redistribute_start(&all->move, t, &t->layout, kind, dtype, values,
+                            all->whole ? tshi_mem_data(all->whole) : NULL);
+    return tshi_gemm_matrix_of(NULL, dtype, t->dim[last], 1);
+}
+
+/* Waits until m, which tshi_linear_rows returned, has its values. */
+static void tshi_linear_arrive(tsh_ctx *ctx, tshi_gathering *all, tshi_matrix *m) {
+    (void)tshi_redistribute_arrive(ctx, &all->move);
+    if (all->move.scratch) m->data = all->move.out;
 }
 
 /* Waits for the all-gather of tshi_linear_rows, if there is one, and releases its memory. */
@@ -22161,18 +22354,18 @@ static void tshi_linear_backward(tshi_node *node) {
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
     tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &all_y);
-    const tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
-                                            saved && how->regather, &rows_x, &all_x);
+    tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
+                                      saved && how->regather, &rows_x, &all_x);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
-    (void)tshi_redistribute_arrive(ctx, &all_y.move);
+    tshi_linear_arrive(ctx, &all_y, &dy);
     if (ctx->error.code == TSH_OK && how->regather)
         tshi_linear_scatter(node, rows, dy, &back);
     else if (ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_linear_dx(w, tshi_tape_saved(node, 1), rows, dy, TSHI_R(dest.add),
                        tshi_gemm_matrix(dest.data, mx.row, mx.column));
     if (!how->regather) tshi_tape_input_done(node, 0); /* starts the all-reduce of dX */
-    (void)tshi_redistribute_arrive(ctx, &all_x.move);
+    tshi_linear_arrive(ctx, &all_x, &mx);
     if (ctx->error.code == TSH_OK && saved && tshi_tape_dest(node, 1, &dest))
         tshi_matmul_gemm(ctx, outs, ins, rows, 1, tshi_gemm_transposed(dy), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
@@ -22228,7 +22421,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tsh_real *values = tshi_kernel_reals_of(b, stride, &bias); /* b, shape (out) */
         mb = tshi_gemm_matrix(values, 0, stride[0]); /* row stride 0: b for each row */
     }
-    (void)tshi_redistribute_arrive(ctx, &all.move);
+    tshi_linear_arrive(ctx, &all, &mx);
     if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype) && ctx->tape.evaluating)
         tshi_quant_product(w, rows, mx, b && !late ? &mb : NULL, my);
     else if (ctx->error.code == TSH_OK && tshi_dtype_in_blocks(w->dtype))
@@ -27226,7 +27419,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * begins at a multiple of the block size, and keys that a query does not see add 0.
  * tshi_attention_begin prepares what all heads share; tshi_attention_piece, which runs on each
  * thread, goes through tiles. If rows of the batch are cut into parts that do not see each other
- * (tshi_stretch), each part is computed like a row. Kernels compute rows in whole blocks of
+ * (tshi_row_part), each part is computed like a row. Kernels compute rows in whole blocks of
  * TSHI_BLOCK values. In the comments below, h is a head, i the index of a query, j that of a key; a
  * tile, or a strip of it (some of its rows), has m queries and n keys. */
 enum {
@@ -27734,23 +27927,31 @@ TSHI_AVX512 static float tshi_attention_most_avx512(const float *x, int64_t n) {
     return nan ? NAN : _mm512_reduce_max_ps(most);
 }
 
-/* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one. */
-TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
-    const __m512i bits = _mm512_castps_si512(v), least = _mm512_set1_epi32((int)0xC2AE0000u);
+/* Returns e^r of 16 values v = n ln 2 + r with -87 <= v <= 0, as tshi_math_exp_whole does for one,
+ * and sets *shifted to n + 1.5 * 2^23. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp_rest(__m512 v, __m512 *shifted) {
     const __m512 shift = _mm512_set1_ps(12582912.0f), one = _mm512_set1_ps(1.0f);
-    const __m512 x = _mm512_castsi512_ps(_mm512_min_epu32(bits, least));
-    const __m512 n = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504f), shift);
+    const __m512 n = _mm512_fmadd_ps(v, _mm512_set1_ps(1.44269504f), shift);
     const __m512 whole = _mm512_sub_ps(n, shift);
-    __m512 r = _mm512_fmadd_ps(whole, _mm512_set1_ps(-0.693359375f), x), p;
+    __m512 r = _mm512_fmadd_ps(whole, _mm512_set1_ps(-0.693359375f), v), p;
     r = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), r);
     p = _mm512_fmadd_ps(_mm512_set1_ps(1.3814465e-3f), r, _mm512_set1_ps(8.3687805e-3f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1668394e-2f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666520e-1f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.9999993e-1f));
-    p = _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
-    return _mm512_castsi512_ps(
-        _mm512_maskz_add_epi32(_mm512_cmple_epu32_mask(bits, least), _mm512_castps_si512(p),
-                               _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+    *shifted = n;
+    return _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
+}
+
+/* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_attention_exp(__m512 v) {
+    const __m512i least = _mm512_set1_epi32((int)0xC2AE0000u); /* the bits of -87 */
+    const __mmask16 normal = _mm512_cmple_epu32_mask(_mm512_castps_si512(v), least);
+    __m512 n;
+    const __m512 p = tshi_attention_exp_rest(v, &n);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(p),
+                                                      _mm512_slli_epi32(_mm512_castps_si512(n),
+                                                                        23)));
 }
 
 /* Returns e^v = 2^n 2^f for v <= 0, n = floor(v / ln 2); NaN for NaN. The error is 4e-6 of e^v:
@@ -28352,21 +28553,21 @@ static int64_t tshi_attention_kv(const tsh_tensor *q, const tsh_tensor *k, int64
 /* ========================================================================== */
 
 /* With tsh_attention_desc.segments, each row of the batch is cut into parts which do not see each
- * other. Attention computes each part like a row of its own, which begins at the part's first
- * position: what lies outside of it costs nothing, and sums are in the order that they have for the
- * sequence alone. A segment whose positions follow each other is a part. Otherwise, all positions
- * from the segment's first to its last, with those of the segments between, are one part, in which
- * tshi_attention_separate masks scores. */
-typedef enum tshi_stretch_kind {
-    TSHI_STRETCH_WHOLE,  /* all positions of one segment */
-    TSHI_STRETCH_MIXED,  /* all positions of several segments, and perhaps padding */
-    TSHI_STRETCH_PADDING /* positions that see nothing */
-} tshi_stretch_kind;
+ * other. Attention computes each part as if it was a row, which begins at the part's first
+ * position: scores between parts cost nothing, and sums have the order that they have if the
+ * sequence is a row by itself. A segment whose positions follow each other is a part. If they do
+ * not, all positions from the segment's first to its last, other segments' included, are one part,
+ * in which tshi_attention_separate masks scores. */
+typedef enum tshi_row_part_kind {
+    TSHI_ROW_PART_ONE,    /* one segment, and nothing else */
+    TSHI_ROW_PART_MIXED,  /* several segments, and perhaps padding: scores are masked */
+    TSHI_ROW_PART_PADDING /* padding alone, which sees nothing */
+} tshi_row_part_kind;
 
-typedef struct tshi_stretch {
+typedef struct tshi_row_part {
     int64_t row, first, count; /* local row of the batch; its positions [first, first + count) */
-    tshi_stretch_kind kind;
-} tshi_stretch;
+    tshi_row_part_kind kind;
+} tshi_row_part;
 
 /* Returns the segments of local row b of q's batch: an array in which positions are
  * segments->stride[1] apart. values: the first local element of `segments`. */
@@ -28376,8 +28577,8 @@ static const int32_t *tshi_attention_segments(const tsh_tensor *q, const tsh_ten
     return (const int32_t *)values + b * segments->stride[0];
 }
 
-/* Returns the end of the run of positions that are, as position i, of the same segment, or are all
- * padding. n: number of positions in the row. */
+/* Returns the end of the run from position i on: the positions that follow each other and are of
+ * position i's segment, or are padding as it is. n: number of positions in the row. */
 static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i, int64_t n) {
     const int32_t own = at[i * step];
     do {
@@ -28397,11 +28598,12 @@ static int64_t tshi_attention_count_runs(const tsh_tensor *q, const tsh_tensor *
     return count;
 }
 
-/* Returns the index of the part that has a position of segment `own`; count: there is none. */
-static int64_t tshi_attention_part_of(const tshi_stretch *parts, int64_t count, const int32_t *at,
+/* Returns the index of the first of `count` parts that has a position of segment `own`; if none
+ * has, `count`. */
+static int64_t tshi_attention_part_of(const tshi_row_part *parts, int64_t count, const int32_t *at,
                                       int64_t step, int32_t own) {
     for (int64_t e = 0; e < count; e++) {
-        const int64_t n = parts[e].kind == TSHI_STRETCH_MIXED ? parts[e].count : 1;
+        const int64_t n = parts[e].kind == TSHI_ROW_PART_MIXED ? parts[e].count : 1;
         for (int64_t i = 0; i < n; i++)
             if (at[(parts[e].first + i) * step] == own) return e;
     }
@@ -28409,7 +28611,7 @@ static int64_t tshi_attention_part_of(const tshi_stretch *parts, int64_t count, 
 }
 
 /* Cuts local row b, of n positions, into parts. Returns their number, at most that of runs. */
-static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t *at, int64_t step,
+static int64_t tshi_attention_cut(tshi_row_part *parts, int64_t b, const int32_t *at, int64_t step,
                                   int64_t n) {
     int64_t count = 0, end;
     int32_t most = -1; /* the largest segment so far: a larger one is new */
@@ -28424,9 +28626,9 @@ static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t 
             parts[e].row = b;
             parts[e].first = i;
         }
-        parts[e].kind = own < 0     ? TSHI_STRETCH_PADDING
-                        : e < count ? TSHI_STRETCH_MIXED
-                                    : TSHI_STRETCH_WHOLE;
+        parts[e].kind = own < 0     ? TSHI_ROW_PART_PADDING
+                        : e < count ? TSHI_ROW_PART_MIXED
+                                    : TSHI_ROW_PART_ONE;
         parts[e].count = end - parts[e].first;
         count = e + 1; /* an older part that grows takes in all parts after it */
     }
@@ -28434,7 +28636,7 @@ static int64_t tshi_attention_cut(tshi_stretch *parts, int64_t b, const int32_t 
 }
 
 /* Cuts all rows of this rank. Returns the number of parts. */
-static int64_t tshi_attention_cut_all(tshi_stretch *parts, const tsh_tensor *q,
+static int64_t tshi_attention_cut_all(tshi_row_part *parts, const tsh_tensor *q,
                                       const tsh_tensor *segments) {
     int64_t count = 0;
     for (int64_t b = 0; b < q->local[0]; b++)
@@ -28472,7 +28674,7 @@ typedef struct tshi_heads {
     const tshi_keys *rows;
     /* the parts that rows are cut into, and the values of the segments; NULL: no segments. In what
      * follows, a row of the batch is then one of these parts. */
-    const tshi_stretch *parts;
+    const tshi_row_part *parts;
     const void *segments;
     int padded;    /* 1: some positions are padding, by their segments */
     int64_t batch; /* number of this rank's rows */
@@ -28611,7 +28813,7 @@ static void tshi_attention_share(tshi_heads *all, int back) {
 
 /* Returns how many bytes at the beginning of aux (tshi_attention_aux) say which keys rows have. */
 static size_t tshi_attention_aux_rows(const tsh_tensor *q, const tshi_attention *more) {
-    return more->segments ? (size_t)more->runs * sizeof(tshi_stretch)
+    return more->segments ? (size_t)more->runs * sizeof(tshi_row_part)
            : more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys)
                           : 0;
 }
@@ -28628,12 +28830,12 @@ static void tshi_attention_take(tshi_heads *all, const tshi_attention *more, tsh
     h->tk = h->width = all->in[1]->dim[2];
     if (more->ragged) all->rows = (const tshi_keys *)(void *)at;
     if (!more->segments) return;
-    all->parts = (const tshi_stretch *)(void *)at;
+    all->parts = (const tshi_row_part *)(void *)at;
     all->batch = more->parts;
     h->tq = 0;
     for (int64_t p = 0; p < more->parts; p++) {
         if (all->parts[p].count > h->tq) h->tq = all->parts[p].count;
-        all->padded |= all->parts[p].kind == TSHI_STRETCH_PADDING;
+        all->padded |= all->parts[p].kind == TSHI_ROW_PART_PADDING;
     }
     h->tk = h->tq;
 }
@@ -28702,9 +28904,9 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
 /* Sets which keys the queries of row b see: a local row of the batch or, if rows are cut into
  * parts, one of these. Also sets the number of the part's queries. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
-    const tshi_stretch *part = all->parts ? &all->parts[b] : NULL;
+    const tshi_row_part *part = all->parts ? &all->parts[b] : NULL;
     const tshi_keys none = {0, 0}, own = {0, part ? part->count : 0};
-    const tshi_keys keys = part        ? part->kind == TSHI_STRETCH_PADDING ? none : own
+    const tshi_keys keys = part        ? part->kind == TSHI_ROW_PART_PADDING ? none : own
                            : all->rows ? all->rows[tshi_tensor_global(all->in[0], 0, b)]
                                        : h->more->keys;
     const int64_t place = keys.past + h->more->behind; /* position of query 0 */
@@ -28729,7 +28931,7 @@ static int64_t tshi_attention_own_head(const tsh_tensor *t, int64_t local, int64
 static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t item, int64_t a,
                                 int64_t count) {
     const tsh_tensor *q = all->in[0], *k = all->in[1], *v = all->in[2], *out = all->out;
-    const tshi_stretch *part = all->parts ? &all->parts[item] : NULL;
+    const tshi_row_part *part = all->parts ? &all->parts[item] : NULL;
     /* row of the batch; the item's first position in it */
     const int64_t b = part ? part->row : item, i = part ? part->first : 0;
     const int64_t c = tshi_attention_kv(q, k, a); /* the head of k and v that head a uses */
@@ -28754,7 +28956,7 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t ite
     h->o = tshi_attention_matrix(all->value[3], out, out->dtype, b, a, i, merged);
     tshi_attention_span(all, h, item);
     h->segments = NULL;
-    if (part && part->kind == TSHI_STRETCH_MIXED) {
+    if (part && part->kind == TSHI_ROW_PART_MIXED) {
         h->segment_step = h->more->segments->stride[1];
         h->segments = tshi_attention_segments(q, h->more->segments, all->segments, b) +
                       i * h->segment_step;
@@ -29237,7 +29439,8 @@ static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_d
     for (int64_t b = 0; aux && more->ragged && b < q->dim[0]; b++)
         ((tshi_keys *)tshi_mem_data(aux))[b] = tshi_attention_keys(desc, added, b);
     if (aux && more->segments)
-        more->parts = tshi_attention_cut_all((tshi_stretch *)tshi_mem_data(aux), q, more->segments);
+        more->parts = tshi_attention_cut_all((tshi_row_part *)tshi_mem_data(aux), q,
+                                             more->segments);
     return aux;
 }
 
@@ -29289,9 +29492,74 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 }
 
 /* ========================================================================== */
+/* >>loss-avx512                                MARK: - loss-avx512 (private) */
+/* The maximum and the sum of exponentials of a row of logits with AVX-512.   */
+/* Needs: >>attention-avx512.                                                 */
+/* ========================================================================== */
+
+enum { TSHI_LOSS_RUN = 512 }; /* logits of which tshi_loss_online takes the maximum at a time */
+
+#if TSHI_X86 && TSHI_GEMM_FLOAT
+/* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one; NaN for NaN. */
+TSHI_AVX512 TSHI_INLINE __m512 tshi_loss_exp(__m512 v) {
+    const __mmask16 normal = _mm512_cmp_ps_mask(v, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    __m512 n;
+    const __m512 p = tshi_attention_exp_rest(v, &n);
+    return _mm512_maskz_scalef_ps(normal, p, _mm512_sub_ps(n, _mm512_set1_ps(12582912.0f)));
+}
+
+/* Adds e^(x - max) of a part, TSHI_LOSS_RUN logits or the last n of a row, to 32 partial sums, in
+ * *low and *high. Returns the maximum of the part after it, if none of its logits is NaN: memory is
+ * read while exponentials are computed. n: number of logits from x on; whole: 1 if they are two
+ * parts or more, a constant after inlining. */
+TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, float max,
+                                                    __m512 *low, __m512 *high, const int whole) {
+    enum { AHEAD = 4096 }; /* bytes that are prefetched ahead */
+    const __m512 m = _mm512_set1_ps(max < -FLT_MAX ? 0 : max); /* e^(-infinity - 0) is 0 */
+    __m512 most = _mm512_set1_ps(-INFINITY), a, b;
+    for (int64_t e = 0; e < TSHI_LOSS_RUN && (whole || e < n); e += TSHI_BLOCK) {
+        const int64_t next = e + TSHI_LOSS_RUN;
+        TSHI_PREFETCH((const void *)((uintptr_t)(x + e) + AHEAD));
+        TSHI_PREFETCH((const void *)((uintptr_t)(x + e) + AHEAD + 64));
+        tshi_attention_load(x + e, whole ? TSHI_BLOCK : n - e, &a, &b);
+        *low = _mm512_add_ps(*low, tshi_loss_exp(_mm512_sub_ps(a, m)));
+        *high = _mm512_add_ps(*high, tshi_loss_exp(_mm512_sub_ps(b, m)));
+        if (!whole && next >= n) continue;
+        tshi_attention_load(x + next, whole ? TSHI_BLOCK : n - next, &a, &b);
+        most = _mm512_max_ps(most, _mm512_max_ps(a, b));
+    }
+    return _mm512_reduce_max_ps(most);
+}
+
+/* Does what tshi_loss_online does, with the same bits. If a logit is NaN, some sum is, and m, too,
+ * unless another logit is infinity. */
+TSHI_AVX512 static float tshi_loss_online_avx512(const float *x, int64_t n, float *m) {
+    __m512 low = _mm512_setzero_ps(), high = low; /* partial sums 0 to 15 and 16 to 31 */
+    float max = *m, here = max, sum; /* max: the maximum so far; here: that of the part at x */
+    if (n > 0) here = tshi_attention_most_avx512(x, tshi_base_min(TSHI_LOSS_RUN, n));
+    for (; n > 0; n -= TSHI_LOSS_RUN, x += TSHI_LOSS_RUN) {
+        if (here > max) { /* m grows */
+            const __m512 scale = _mm512_set1_ps(tshi_math_exp(max - here, 1));
+            low = _mm512_mul_ps(low, scale);
+            high = _mm512_mul_ps(high, scale);
+            max = here;
+        }
+        here = n >= 2 * TSHI_LOSS_RUN ? tshi_loss_part_avx512(x, n, max, &low, &high, 1)
+                                      : tshi_loss_part_avx512(x, n, max, &low, &high, 0);
+    }
+    sum = tshi_attention_fold(low, high);
+    *m = sum == sum || max > FLT_MAX ? max : sum;
+    return sum + (*m - *m);
+}
+#define TSHI_LOSS_ONLINE_AVX512 tshi_loss_online_avx512
+#else
+#define TSHI_LOSS_ONLINE_AVX512 NULL
+#endif
+
+/* ========================================================================== */
 /* >>op-loss                                        MARK: - op-loss (private) */
 /* Cross-entropy. If the classes are sharded, two collectives in forward.     */
-/* Needs: >>tape-leaf >>op-view >>redistribute.                               */
+/* Needs: >>tape-leaf >>op-view >>redistribute >>loss-avx512.                 */
 /* ========================================================================== */
 
 /* Row i of the logits x (rows, V) has classes c: w_c is the weight of class c (1 if none are
@@ -29353,14 +29621,14 @@ typedef struct tshi_loss_work {
     int which;
 } tshi_loss_work;
 
-/* Sets *m to the maximum of a row of n logits and returns S, the sum of e^(x - m), in one pass:
- * takes PART logits at a time, and scales the sum so far when m grows. */
+/* Returns S, the sum of e^(x - m), of a row of n logits in one pass, and sets *m to m, the larger
+ * of *m and the row's maximum: takes TSHI_LOSS_RUN logits at a time, and scales the sum so far
+ * when m grows. The result is NaN if m is not finite. */
 TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m, int fused) {
-    enum { PART = 512 };                                /* logits per step */
-    tsh_real lane[TSHI_BLOCK], max = -TSHI_R(INFINITY); /* lane: partial sums of S; max: m so far */
+    tsh_real lane[TSHI_BLOCK], max = *m; /* lane: partial sums of S; max: m so far */
     for (int i = 0; i < TSHI_BLOCK; i++) lane[i] = 0;
-    for (; n > 0; n -= PART, x += PART) {
-        const int64_t part = tshi_base_min(PART, n);
+    for (; n > 0; n -= TSHI_LOSS_RUN, x += TSHI_LOSS_RUN) {
+        const int64_t part = tshi_base_min(TSHI_LOSS_RUN, n);
         const tsh_real here = tshi_kernel_max(x, part); /* maximum of this part */
         if (!(here <= max) && max == max) {             /* m grows, or becomes NaN */
             const tsh_real scale = tshi_loss_padding(max) ? 0 : tshi_math_exp(max - here, fused);
@@ -29370,26 +29638,40 @@ TSHI_INLINE tsh_real tshi_loss_online(const tsh_real *x, int64_t n, tsh_real *m,
         if (!tshi_loss_padding(max)) tshi_kernel_add_exps(lane, x, part, max, NULL, fused);
     }
     *m = max;
-    return tshi_kernel_fold(lane) + (max - max); /* NaN if m is not finite */
+    return tshi_kernel_fold(lane) + (max - max);
 }
 
 /* Writes m, the maximum, or S, the sum of e^(x - m), or both of each of n rows of logits, as
- * work->which says. S alone is computed from the given m. */
+ * work->which says. S alone is computed from the given m. online: does what tshi_loss_online does,
+ * faster; NULL: there is no such function. */
 TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
-                                        const tshi_loss_work *work, int fused) {
+                                        const tshi_loss_work *work, int fused,
+                                        tsh_real (*online)(const tsh_real *x, int64_t n,
+                                                           tsh_real *m)) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
     tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* shape (n) */
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S, shape (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
-        if (work->which == TSHI_LOSS_BOTH)
-            sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
-        else if (work->which == TSHI_LOSS_S)
-            sum[i] = tshi_kernel_sum_exps(x, work->classes, m[i], NULL, fused);
-        else
+        if (work->which == TSHI_LOSS_BOTH) m[i] = -TSHI_R(INFINITY);
+        if (work->which == TSHI_LOSS_M)
             m[i] = work->classes ? tshi_kernel_max(x, work->classes) : -TSHI_R(INFINITY);
+        else if (online)
+            sum[i] = online(x, work->classes, m + i);
+        else if (work->which == TSHI_LOSS_BOTH)
+            sum[i] = tshi_loss_online(x, work->classes, m + i, fused);
+        else
+            sum[i] = tshi_kernel_sum_exps(x, work->classes, m[i], NULL, fused);
     }
 }
-TSHI_KERNEL_FUSED(tshi_loss_softmax, tshi_loss_work);
+#define TSHI_LOSS_SOFTMAX(isa, TARGET, fused, online)                                              \
+    TSHI_KERNEL_ISA(tshi_loss_softmax, isa, TARGET, n, x, (const tshi_loss_work *)params, fused,   \
+                    online)
+TSHI_LOSS_SOFTMAX(portable, , TSHI_FUSED, NULL)
+TSHI_LOSS_SOFTMAX(avx2, TSHI_AVX2, TSHI_X86, NULL)
+TSHI_LOSS_SOFTMAX(avx512, TSHI_AVX512, TSHI_X86, TSHI_LOSS_ONLINE_AVX512)
+TSHI_KERNEL_TABLE(tshi_loss_softmax);
+#undef TSHI_LOSS_SOFTMAX
+#undef TSHI_LOSS_ONLINE_AVX512
 
 /* Writes one of the sums A, B, Q, V, W of the loss (work->which) for each of n rows, from the
  * logits x and their maximum m. The operands WEIGHT and TARGET may be NULL. */
@@ -29794,17 +30076,19 @@ static void tshi_loss_combine(const tshi_loss *loss, const tsh_real *sums, tsh_r
     }
 }
 
-/* Sums `sums`, n numbers on each rank, over the ranks, in the order of these. An all-reduce would
- * add in an order that depends on where in the buffer a number is, so that the loss of a row
- * depended on the other rows. */
+/* Replaces each of the n numbers in `sums` by its sum over the ranks, which are added in the order
+ * of ranks. An all-reduce adds in an order that depends on a number's place in the buffer: the loss
+ * of a row would depend on how many other rows there are. */
 static void tshi_loss_sum_ranks(tsh_ctx *ctx, tsh_real *sums, int64_t n) {
     const int size = ctx->tp.size;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                                        tshi_dtype_reals(size * n) +
                                            (size_t)size * sizeof(int64_t));
-    int64_t *counts = block ? (int64_t *)tshi_mem_data(block) : NULL;
-    tsh_real *all = (tsh_real *)(void *)(counts + size); /* shape (ranks, n) */
-    if (!counts) return;
+    int64_t *counts;
+    tsh_real *all; /* shape (ranks, n) */
+    if (!block) return;
+    counts = (int64_t *)tshi_mem_data(block);
+    all = (tsh_real *)(void *)(counts + size);
     for (int r = 0; r < size; r++) counts[r] = n;
     if (tshi_error_comm(ctx, tsh_allgather(&ctx->tp, sums, all, counts, 1, TSH_REAL),
                         "tsh_cross_entropy: all-gather of the row sums") == TSH_OK) {
@@ -29960,10 +30244,12 @@ enum {
     TSHI_CHUNK_SOURCES = 16 /* each is up to two inputs of a node, whose bits are in an unsigned */
 };
 
-/* A tensor from outside of the chunks that requires a gradient; always a base. */
+/* A tensor from outside of the chunks that requires a gradient. */
 typedef struct tshi_chunk_source {
-    tsh_tensor *base;
-    tsh_tensor other; /* the fields that tshi_chunks_exchange exchanges; no other one is used */
+    tsh_tensor *base; /* the tensor, or the one that it is a view of */
+    /* node and gradients that base had before the chunks, and after them the gradients of L: the
+     * fields that tshi_chunks_exchange exchanges; no other one is used */
+    tsh_tensor other;
 } tshi_chunk_source;
 
 /* A call of tsh_loss_in_chunks. */
@@ -29971,14 +30257,14 @@ typedef struct tshi_chunks {
     tsh_ctx *ctx;
     tsh_tensor *x, *target;      /* shapes (rows, C) and (rows) or (rows, ..) */
     const tsh_chunks_desc *desc; /* options of the call */
-    double total;                /* sum of the losses of all chunks so far */
-    int count;                   /* number of sources */
+    double total;                /* sum of the losses of the chunks that were computed so far */
+    int count;                   /* number of entries of `source` that are in use */
     tshi_chunk_source source[TSHI_CHUNK_SOURCES];
 } tshi_chunks;
 
 /* -- sources ---------------------------------------------------------------- */
 
-/* Exchanges what a tensor has of the tape, and its gradients, for those in `other`. */
+/* Swaps the node, the gradients and all that belongs to these between base and `other`. */
 static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
     const tsh_tensor was = *base;
     base->node = other->node;
@@ -29995,16 +30281,17 @@ static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
     *other = was;
 }
 
-/* Gives `to` the memory of an accumulator without a gradient, if `to` has none. */
+/* Moves the memory of `from`, which holds no gradient, to `to`, if `to` has no memory. Else does
+ * nothing. */
 static void tshi_chunks_give(tshi_accumulator *from, tshi_accumulator *to) {
     if (from->live || to->block) return;
     *to = *from;
     memset(from, 0, sizeof *from);
 }
 
-/* Makes base a source, if it is not one yet and comes from outside. While chunks run it is a leaf
- * without a gradient: nothing is all-reduced, and nothing is rounded to bf16. Returns 0 after an
- * error. */
+/* Makes base a source, if it requires a gradient, was made outside of the chunks, and is no source
+ * yet. While chunks run a source is a leaf without a gradient: its gradient is neither all-reduced
+ * nor rounded to bf16. Returns 0 after an error. */
 static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
     tshi_chunk_source *source = &c->source[c->count];
     if (!base || !base->requires_grad) return 1;
@@ -30026,8 +30313,8 @@ static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
     return 1;
 }
 
-/* Makes all tensors sources that the calls on the chunk's tape read from outside, and y, the
- * chunk's losses, if fn returns one. Returns 0 after an error. */
+/* Makes sources of all tensors from outside that the calls on the chunk's tape read, and of y, the
+ * chunk's losses, if fn returns a tensor from outside. Returns 0 after an error. */
 static int tshi_chunks_find(tshi_chunks *c, tsh_tensor *y) {
     int ok = tshi_chunks_add(c, y->base);
     for (const tshi_node *node = c->ctx->tape.newest; node; node = node->older) {
@@ -30038,8 +30325,8 @@ static int tshi_chunks_find(tshi_chunks *c, tsh_tensor *y) {
     return ok;
 }
 
-/* Gives each source back what it had before the chunks. The gradients of L are in source.other
- * from then on. */
+/* Gives each source back the node and gradients that it had before the chunks. From then on,
+ * source.other has the gradients of L. */
 static void tshi_chunks_restore(tshi_chunks *c) {
     for (int i = 0; i < c->count; i++) {
         tsh_tensor *base = c->source[i].base, *kept = &c->source[i].other;
@@ -35247,6 +35534,7 @@ struct tsh_optim {
      * called; -1: never */
     int changes;
     tsh_optim *older;    /* the optimiser of the ctx created before this one; NULL: none */
+    tsh_outer *outer;    /* takes outer steps for it; NULL: none */
 };
 
 /* -- the global norm of gradients, and clipping ----------------------------- */
@@ -37794,6 +38082,615 @@ TSH_API int64_t tsh_ema_updates(const tsh_ema *ema) {
 }
 
 /* ========================================================================== */
+/* >>outer                                            MARK: - outer (private) */
+/* tsh_outer: replicas that take steps of their own and seldom exchange what  */
+/* these have changed (DiLoCo).                                               */
+/* Needs: >>optim >>ema.                                                      */
+/* ========================================================================== */
+
+/* The replicas' changes of a fragment are averaged by two collectives over dp. Its message is a
+ * matrix of shape (ranks of dp, width). Row k has chunk k of every parameter: the local elements
+ * are cut into blocks of TSHI_DTYPE_BLOCK, and the blocks into chunks by torch.chunk's rule; a
+ * chunk is padded with zeros to the length of the parameter's chunk 0. So what an element becomes
+ * does not depend on the fragments.
+ *   1. An all-to-all sends row k of each rank to rank k, in the dtype of the wire.
+ *   2. Rank k adds up the rows that it has received, in the order of rule 5 of >>comm-api, divides
+ *      the sum by the number of ranks, and converts it to the wire's dtype, once.
+ *   3. An all-gather sends row k of rank k to all ranks. Each decodes the same bytes, rank k those
+ *      of row k too, so that all ranks have the same means. */
+
+enum {
+    TSHI_OUTER_FRAGMENTS = 32, /* max number of fragments: each may have a request in flight */
+    /* Changes are multiplied by this before they are sent, and divided by it afterwards: a scale of
+     * a quantised block is an f16, which has no numbers below 6e-8. */
+    TSHI_OUTER_SCALE = 4096
+};
+
+/* Where the exchange of a fragment is. */
+typedef enum tshi_outer_stage {
+    TSHI_OUTER_IDLE,
+    TSHI_OUTER_SCATTERS, /* the all-to-all runs */
+    TSHI_OUTER_GATHERS,  /* the all-gather runs */
+    TSHI_OUTER_ARRIVED   /* the parameters' .change has the means */
+} tshi_outer_stage;
+
+/* What a tsh_outer keeps of a parameter. Its tensors are of TSH_REAL and in the parameter's layout;
+ * all are NULL while the parameter is frozen. */
+typedef struct tshi_outer_param {
+    tsh_tensor *param;
+    tsh_tensor *weight; /* its value after the last outer step, the same on all replicas */
+    tsh_tensor *moment; /* the momentum of the outer step */
+    tsh_tensor *change; /* the mean change of the replicas that has arrived; NULL: none */
+    int fragment;       /* the fragment it belongs to */
+    int sent;           /* 1: it is in the message that is on its way */
+    int64_t row;        /* index of its first element in a row of the message */
+    tsh_layout layout;  /* the parameter's layout when the message was made */
+} tshi_outer_param;
+
+/* A fragment: parameters that are exchanged together. */
+typedef struct tshi_outer_fragment {
+    tshi_outer_request running; /* the collective that runs */
+    tshi_outer_stage stage;
+    int64_t sent;    /* step at which it was sent last; 0: never */
+    int64_t width;   /* elements of a row of the message */
+    int64_t *counts; /* shape (dp.size): numbers that a row has in the message's dtype */
+    /* the message: the rows to send, then the means; the rows received. NULL: none */
+    tsh_tensor *out, *in;
+} tshi_outer_fragment;
+
+struct tsh_outer {
+    tsh_module *module;
+    tsh_optim *optim;
+    tsh_outer_desc desc; /* the caller's, with its defaults filled in */
+    tsh_outer_info info;
+    /* settings as a file has them: .every, .fragments, .delay and the number of replicas */
+    int64_t saved[4];
+    tshi_outer_param *each; /* shape (count): one for each parameter of the optimiser */
+    int count;
+    tshi_outer_fragment *fragment; /* shape (desc.fragments) */
+    tsh_outer *older;              /* the one of the ctx made before; NULL: none */
+};
+
+/* Returns an error if an option is out of range. */
+static TSHI_COLD tsh_result tshi_outer_check(tsh_ctx *ctx, const tsh_outer_desc *d) {
+    const tsh_dtype wire = d->wire ? d->wire : TSH_REAL;
+    if (d->every < 1 || d->fragments < 0 || d->fragments > TSHI_OUTER_FRAGMENTS ||
+        d->fragments > d->every || d->delay < 0 || d->delay >= d->every)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_outer_new: .every is %lld, .fragments %d, .delay %lld; .every is at "
+                        "least 1 and at least .fragments, which are at most %d, and more than "
+                        ".delay, which is not below 0",
+                        (long long)d->every, d->fragments, (long long)d->delay,
+                        (int)TSHI_OUTER_FRAGMENTS);
+    if (!(d->lr >= TSH_ZERO && d->momentum >= TSH_ZERO && d->momentum < 1 && d->mix >= TSH_ZERO &&
+          d->mix <= 1))
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_outer_new: .lr is %g, .momentum %g, .mix %g; .lr is not below 0, "
+                        ".momentum from 0 to below 1, .mix from 0 to 1 (0 itself: TSH_ZERO)",
+                        d->lr, d->momentum, d->mix);
+    if (tshi_dtype_exists(wire) &&
+        (tshi_dtype_in_blocks(wire) || (tshi_dtypes[wire].floating && tshi_optim_trains(wire))))
+        return TSH_OK;
+    return tsh_fail(ctx, TSH_ERR_DTYPE,
+                    "tsh_outer_new: .wire is %s; it is a quantised dtype, or a floating one with "
+                    "the range of a float, such as TSH_BF16",
+                    tshi_dtype_exists(wire) ? tshi_dtype_name(wire) : "no dtype");
+}
+
+/* Returns an error if the optimiser cannot take steps that differ between replicas. */
+static TSHI_COLD tsh_result tshi_outer_check_optim(const tsh_module *module,
+                                                   const tsh_optim *optim) {
+    tsh_ctx *ctx = module->ctx;
+    if (!optim || optim->module != module)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_outer_new: the optimiser is %s; it takes the module's own",
+                        optim ? "that of another module" : "NULL");
+    if (optim->outer)
+        return tsh_fail(ctx, TSH_ERR_STATE,
+                        "tsh_outer_new: the optimiser has a tsh_outer; first call tsh_outer_free");
+    if (optim->desc.zero)
+        return tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                        "tsh_outer_new: the optimiser has .zero, which cuts its moments over dp; "
+                        "replicas that step apart have moments of their own: leave it out");
+    return TSH_OK;
+}
+
+/* Deals the parameters to the fragments: each to the one with the fewest elements so far. */
+static TSHI_COLD void tshi_outer_deal(tsh_outer *outer) {
+    int64_t load[TSHI_OUTER_FRAGMENTS] = {0}; /* number of elements of a fragment */
+    for (int i = 0; i < outer->count; i++) {
+        int least = 0;
+        for (int f = 1; f < outer->desc.fragments; f++)
+            if (load[f] < load[least]) least = f;
+        outer->each[i].param = outer->optim->each[i].param;
+        outer->each[i].fragment = least;
+        if (outer->each[i].param->requires_grad) load[least] += tsh_numel(outer->each[i].param);
+    }
+}
+
+/* Sets what a file has of the settings. */
+static void tshi_outer_describe(tsh_outer *outer) {
+    outer->saved[0] = outer->desc.every;
+    outer->saved[1] = outer->desc.fragments;
+    outer->saved[2] = outer->desc.delay;
+    outer->saved[3] = outer->module->ctx->dp.size;
+}
+
+TSH_API TSHI_COLD tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim,
+                                           const tsh_outer_desc *desc) {
+    static const tsh_outer_desc none = {0, 0, 0, TSH_DTYPE_DEFAULT, 0, 0, 0};
+    tsh_ctx *ctx = module ? module->ctx : NULL;
+    const tsh_outer_desc *d = desc ? desc : &none;
+    tsh_outer *outer;
+    if (!ctx || ctx->error.code != TSH_OK || tshi_outer_check(ctx, d) != TSH_OK ||
+        tshi_outer_check_optim(module, optim) != TSH_OK)
+        return NULL;
+    outer = (tsh_outer *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *outer);
+    if (!outer) return NULL;
+    outer->module = module;
+    outer->optim = optim;
+    outer->desc = *d;
+    outer->desc.lr = tshi_base_option(d->lr, 0.7);
+    outer->desc.momentum = tshi_base_option(d->momentum, 0.9);
+    outer->desc.mix = tshi_base_option(d->mix, d->delay ? 0.5 : 0);
+    if (!d->wire) outer->desc.wire = TSH_REAL;
+    if (!d->fragments) outer->desc.fragments = 1;
+    outer->count = optim->count;
+    outer->each = (tshi_outer_param *)tshi_mem_arena_alloc(
+        ctx, &ctx->books, ((size_t)outer->count + 1) * sizeof *outer->each);
+    outer->fragment = (tshi_outer_fragment *)tshi_mem_arena_alloc(
+        ctx, &ctx->books, (size_t)outer->desc.fragments * sizeof *outer->fragment);
+    for (int f = 0; outer->fragment && f < outer->desc.fragments; f++)
+        outer->fragment[f].counts = (int64_t *)tshi_mem_arena_alloc(
+            ctx, &ctx->books, (size_t)ctx->dp.size * sizeof(int64_t));
+    if (ctx->error.code != TSH_OK) return NULL;
+    tshi_outer_deal(outer);
+    tshi_outer_describe(outer);
+    for (int f = 0; f < outer->desc.fragments; f++) {
+        outer->fragment[f].running.next = ctx->outer_requests;
+        ctx->outer_requests = &outer->fragment[f].running;
+    }
+    optim->outer = outer;
+    outer->older = ctx->outers;
+    ctx->outers = outer;
+    return outer;
+}
+
+/* -- the state of parameters -------------------------------------------------- */
+
+/* Elements of a parameter, or of a row of a message: the argument of the functions that threads
+ * run. */
+typedef struct tshi_outer_work {
+    const tsh_outer *outer;
+    const tshi_outer_param *each;
+    const tshi_outer_fragment *fragment;
+    int64_t n;      /* number of local elements of the parameter */
+    int64_t blocks; /* number of blocks of its chunk 0 */
+} tshi_outer_work;
+
+/* Returns the number of blocks that n elements take. */
+static int64_t tshi_outer_blocks(int64_t n) {
+    return tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
+}
+
+/* Returns a tshi_outer_work for a parameter. */
+static tshi_outer_work tshi_outer_job(const tsh_outer *outer, const tshi_outer_param *each) {
+    tshi_outer_work work = {outer, each, &outer->fragment[each->fragment], 0, 0};
+    work.n = tsh_local_numel(each->param);
+    work.blocks = tshi_base_ceil(tshi_outer_blocks(work.n), outer->module->ctx->dp.size);
+    return work;
+}
+
+/* Runs fn on the rank's threads, for `blocks` blocks. */
+static void tshi_outer_run(const tshi_outer_work *work, int64_t blocks, tshi_team_fn fn) {
+    const tsh_ctx *ctx = work->outer->module->ctx;
+    tshi_outer_work copy = *work;
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, blocks, TSHI_DTYPE_BLOCK), blocks, 1, fn, &copy);
+}
+
+/* Runs on one thread: sets the outer weights of the blocks [from, to) to the parameter's values. */
+static void tshi_outer_take_part(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_outer_work *work = (const tshi_outer_work *)job;
+    const int64_t first = from * TSHI_DTYPE_BLOCK;
+    const int64_t end = tshi_base_min(to * TSHI_DTYPE_BLOCK, work->n);
+    (void)thread;
+    tshi_tensor_exact(work->each->param, first, end - first,
+                      (tsh_real *)tshi_tensor_at(work->each->weight) + first);
+}
+
+/* Releases what is kept of a parameter. */
+static void tshi_outer_drop(tshi_outer_param *each) {
+    tsh_tensor_free(each->weight);
+    tsh_tensor_free(each->moment);
+    tsh_tensor_free(each->change);
+    each->weight = each->moment = each->change = NULL;
+}
+
+/* Sets a parameter to its outer weight. */
+static void tshi_outer_restore(const tshi_outer_param *each) {
+    if (each->weight && tshi_layout_equal(&each->weight->layout, &each->param->layout,
+                                          each->param->dim, each->param->ctx->tp.size))
+        (void)tshi_tensor_set_exact(each->param, 0, tsh_local_numel(each->param),
+                                    (const tsh_real *)tshi_tensor_at(each->weight));
+}
+
+/* Before a step: gives each parameter that is trained an outer weight and its momentum, in the
+ * layout that the parameter has now. One that has been frozen since goes back to its outer weight,
+ * so that it is the same on all replicas. */
+static tsh_result tshi_outer_begin(tsh_outer *outer) {
+    tsh_ctx *ctx = outer->module->ctx;
+    if (tsh_materialize(outer->module) != TSH_OK) return ctx->error.code;
+    for (int i = 0; i < outer->count && ctx->error.code == TSH_OK; i++) {
+        tshi_outer_param *each = &outer->each[i];
+        const tsh_tensor form = tshi_ema_form(each->param);
+        const int begins = !each->weight;
+        if (each->param->absent) continue;
+        if (!each->param->requires_grad) {
+            tshi_outer_restore(each);
+            tshi_outer_drop(each);
+        } else if (tshi_optim_moment(&form, &each->weight, TSH_REAL) &&
+                   tshi_optim_moment(&form, &each->moment, TSH_REAL) && begins) {
+            const tshi_outer_work work = tshi_outer_job(outer, each);
+            tshi_outer_run(&work, tshi_outer_blocks(work.n), tshi_outer_take_part);
+        }
+        if (each->change) (void)tshi_optim_moment(&form, &each->change, TSH_REAL);
+    }
+    return ctx->error.code;
+}
+
+/* -- the exchange --------------------------------------------------------------- */
+
+/* Returns the address of an element of a message, the first one of a block. */
+static void *tshi_outer_at(const tsh_outer *outer, const tsh_tensor *message, int64_t element) {
+    return (char *)tshi_tensor_at(message) + tshi_dtype_bytes(outer->desc.wire, element);
+}
+
+/* Returns where block b of the parameter is in the fragment's message. */
+static void *tshi_outer_place(const tshi_outer_work *work, int64_t b) {
+    const int64_t k = b / work->blocks; /* the row */
+    return tshi_outer_at(work->outer, work->fragment->out,
+                         k * work->fragment->width + work->each->row +
+                             (b - k * work->blocks) * TSHI_DTYPE_BLOCK);
+}
+
+/* Runs on one thread: writes to the message by how much this replica's steps have changed the
+ * parameter: old - new, for the blocks [from, to). The old value is what the parameter had of the
+ * outer weight: rounded to its dtype if it keeps no exact floats. */
+static void tshi_outer_encode_part(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_outer_work *work = (const tshi_outer_work *)job;
+    const tsh_tensor *t = work->each->param;
+    const tshi_dtype *wire = &tshi_dtypes[work->outer->desc.wire];
+    tsh_real before[TSHI_DTYPE_BLOCK], x[TSHI_DTYPE_BLOCK];
+    (void)thread;
+    for (int64_t b = from; b < to; b++) {
+        const int64_t e = b * TSHI_DTYPE_BLOCK;
+        const int64_t n = tshi_base_min(TSHI_DTYPE_BLOCK, work->n - e);
+        memcpy(before, (tsh_real *)tshi_tensor_at(work->each->weight) + e,
+               (size_t)n * sizeof *before);
+        if (!t->low) tshi_kernel_narrow(before, n, t->dtype);
+        if (!t->low) tshi_kernel_widen(before, n, t->dtype);
+        tshi_tensor_exact(t, e, n, x);
+        for (int64_t i = 0; i < TSHI_DTYPE_BLOCK; i++)
+            x[i] = i < n ? (before[i] - x[i]) * TSHI_R(TSHI_OUTER_SCALE) : 0;
+        wire->store(tshi_outer_place(work, b), 1, TSHI_DTYPE_BLOCK, x);
+    }
+}
+
+/* Runs on one thread, on the rank's own row: replaces the blocks [from, to) of what is to be sent
+ * by the mean of all ranks' rows. */
+static void tshi_outer_sum_part(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_outer_work *work = (const tshi_outer_work *)job;
+    const tshi_outer_fragment *fragment = work->fragment;
+    const tsh_comm *dp = &work->outer->module->ctx->dp;
+    const tshi_dtype *wire = &tshi_dtypes[work->outer->desc.wire];
+    tsh_real sum[TSHI_DTYPE_BLOCK], x[TSHI_DTYPE_BLOCK];
+    (void)thread;
+    for (int64_t b = from; b < to; b++) {
+        const int64_t e = b * TSHI_DTYPE_BLOCK;
+        for (int i = 1; i <= dp->size; i++) { /* rank 1 + rank first, this rank last */
+            const int64_t row = (dp->rank + i) % dp->size * fragment->width;
+            wire->load(tshi_outer_at(work->outer, fragment->in, row + e), 1, TSHI_DTYPE_BLOCK, x);
+            for (int k = 0; k < TSHI_DTYPE_BLOCK; k++) sum[k] = i > 1 ? sum[k] + x[k] : x[k];
+        }
+        for (int k = 0; k < TSHI_DTYPE_BLOCK; k++) sum[k] /= TSHI_R(dp->size);
+        wire->store(tshi_outer_at(work->outer, fragment->out, dp->rank * fragment->width + e), 1,
+                    TSHI_DTYPE_BLOCK, sum);
+    }
+}
+
+/* Runs on one thread: decodes the means of the parameter's blocks [from, to). */
+static void tshi_outer_decode_part(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_outer_work *work = (const tshi_outer_work *)job;
+    const tshi_dtype *wire = &tshi_dtypes[work->outer->desc.wire];
+    tsh_real *change = (tsh_real *)tshi_tensor_at(work->each->change), x[TSHI_DTYPE_BLOCK];
+    (void)thread;
+    for (int64_t b = from; b < to; b++) {
+        const int64_t e = b * TSHI_DTYPE_BLOCK;
+        const int64_t n = tshi_base_min(TSHI_DTYPE_BLOCK, work->n - e);
+        wire->load(tshi_outer_place(work, b), 1, TSHI_DTYPE_BLOCK, x);
+        for (int64_t i = 0; i < n; i++) change[e + i] = x[i] / TSHI_R(TSHI_OUTER_SCALE);
+    }
+}
+
+/* Names the collectives of this section in error messages. */
+static const char tshi_outer_what[] = "tsh_outer_step: changes of parameters over dp";
+
+/* Starts a collective of the fragment over dp: an all-to-all or all-gather of the rows. */
+static void tshi_outer_start(tsh_outer *outer, tshi_outer_fragment *fragment, tsh_coll_kind kind) {
+    tsh_ctx *ctx = outer->module->ctx;
+    tsh_coll coll = tsh_coll_make(kind, tsh_dtype_of(fragment->out));
+    const int gathers = kind == TSH_ALLGATHER;
+    coll.send = tshi_outer_at(outer, fragment->out, gathers ? ctx->dp.rank * fragment->width : 0);
+    coll.recv = tshi_tensor_at(gathers ? fragment->out : fragment->in);
+    coll.send_counts = coll.recv_counts = fragment->counts;
+    fragment->stage = gathers ? TSHI_OUTER_GATHERS : TSHI_OUTER_SCATTERS;
+    (void)tshi_error_comm(ctx, tshi_comm_begin(&ctx->dp, &coll, &fragment->running.req),
+                          tshi_outer_what);
+}
+
+/* Waits for the collective of a fragment. Returns 1 if there is no error. */
+static int tshi_outer_await(tsh_outer *outer, tshi_outer_fragment *fragment) {
+    tsh_ctx *ctx = outer->module->ctx;
+    const tsh_req req = fragment->running.req;
+    fragment->running.req = 0;
+    return tshi_error_comm(ctx, tsh_wait(&ctx->dp, req), tshi_outer_what) == TSH_OK;
+}
+
+/* Releases the message of a fragment. */
+static void tshi_outer_release(tshi_outer_fragment *fragment) {
+    tsh_tensor_free(fragment->out);
+    tsh_tensor_free(fragment->in);
+    fragment->out = fragment->in = NULL;
+}
+
+/* Makes one of the two tensors of a fragment's message, of zeros. Blocks of quantised values are
+ * sent as 16-bit numbers, which no collective changes. */
+static tsh_tensor *tshi_outer_message(const tsh_outer *outer, tshi_outer_fragment *fragment) {
+    tsh_ctx *ctx = outer->module->ctx;
+    const tsh_dtype wire = outer->desc.wire;
+    const tsh_dtype dtype = tshi_dtype_in_blocks(wire) ? TSH_BF16 : wire;
+    const size_t bytes = tshi_dtype_bytes(wire, fragment->width);
+    const int64_t n = (int64_t)(bytes / tsh_dtype_size(dtype));
+    const tsh_shape shape = tsh_shape2(ctx->dp.size, n);
+    tsh_tensor *t = tshi_tensor_make(ctx, "tsh_outer_step", TSHI_OWNED, TSH_MEM_OPTIMISER, dtype,
+                                     &shape, NULL);
+    for (int k = 0; k < ctx->dp.size; k++) fragment->counts[k] = n;
+    if (t) tshi_mem_clear(ctx, t->block, bytes * (size_t)ctx->dp.size);
+    return t;
+}
+
+/* Sends the changes of fragment f: lays out its message and starts the all-to-all. */
+static void tshi_outer_send(tsh_outer *outer, int f) {
+    tshi_outer_fragment *fragment = &outer->fragment[f];
+    fragment->width = 0;
+    fragment->sent = outer->info.steps;
+    for (int i = 0; i < outer->count; i++) {
+        tshi_outer_param *each = &outer->each[i];
+        if (each->fragment != f) continue;
+        each->sent = each->weight != NULL;
+        if (!each->sent) continue;
+        each->layout = each->param->layout;
+        each->row = fragment->width;
+        fragment->width += tshi_outer_job(outer, each).blocks * TSHI_DTYPE_BLOCK;
+    }
+    fragment->stage = TSHI_OUTER_ARRIVED;
+    if (!fragment->width) return; /* no parameter is trained, or this rank has no elements */
+    fragment->out = tshi_outer_message(outer, fragment);
+    fragment->in = fragment->out ? tshi_outer_message(outer, fragment) : NULL;
+    for (int i = 0; i < outer->count && fragment->in; i++) {
+        const tshi_outer_work work = tshi_outer_job(outer, &outer->each[i]);
+        if (outer->each[i].fragment == f && outer->each[i].sent)
+            tshi_outer_run(&work, tshi_outer_blocks(work.n), tshi_outer_encode_part);
+    }
+    if (fragment->in) tshi_outer_start(outer, fragment, TSH_ALLTOALL);
+}
+
+/* Waits for the rows that this rank adds up, and sends their mean to all ranks. */
+static void tshi_outer_sum(tsh_outer *outer, tshi_outer_fragment *fragment) {
+    const tshi_outer_work work = {outer, NULL, fragment, 0, 0};
+    if (!tshi_outer_await(outer, fragment)) return;
+    tshi_outer_run(&work, fragment->width / TSHI_DTYPE_BLOCK, tshi_outer_sum_part);
+    tsh_tensor_free(fragment->in);
+    fragment->in = NULL;
+    tshi_outer_start(outer, fragment, TSH_ALLGATHER);
+}
+
+/* Returns 1 if the parameter still has the layout that it had when its changes were sent; else 0
+ * and an error. */
+static int tshi_outer_same_layout(const tshi_outer_param *each) {
+    const tsh_tensor *t = each->param;
+    if (tshi_layout_equal(&each->layout, &t->layout, t->dim, t->ctx->tp.size)) return 1;
+    return tshi_error_zero(t->ctx, TSH_ERR_STATE,
+                           "tsh_outer_step: \"%s\" got another layout while its changes were on "
+                           "their way; call tsh_parallelize before the first step",
+                           t->path);
+}
+
+/* Waits for the means of fragment f and keeps them beside its parameters. */
+static void tshi_outer_collect(tsh_outer *outer, int f) {
+    tsh_ctx *ctx = outer->module->ctx;
+    tshi_outer_fragment *fragment = &outer->fragment[f];
+    if (!tshi_outer_await(outer, fragment)) return;
+    for (int i = 0; i < outer->count && ctx->error.code == TSH_OK; i++) {
+        tshi_outer_param *each = &outer->each[i];
+        const tshi_outer_work work = tshi_outer_job(outer, each);
+        const tsh_tensor form = tshi_ema_form(each->param);
+        if (each->fragment != f || !each->sent) continue;
+        each->sent = 0;
+        if (each->weight && tshi_outer_same_layout(each) &&
+            tshi_optim_moment(&form, &each->change, TSH_REAL))
+            tshi_outer_run(&work, tshi_outer_blocks(work.n), tshi_outer_decode_part);
+    }
+    tshi_outer_release(fragment);
+    fragment->stage = TSHI_OUTER_ARRIVED;
+}
+
+/* Runs on one thread: the outer step of the blocks [from, to), that of torch.optim.SGD with
+ * Nesterov momentum whose gradient is the mean change: m = momentum m + change, weight -= lr
+ * (change + momentum m). Then the parameter becomes mix parameter + (1 - mix) weight. */
+static void tshi_outer_apply_part(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_outer_work *work = (const tshi_outer_work *)job;
+    const tsh_outer_desc *d = &work->outer->desc;
+    const tsh_real lr = TSHI_R(d->lr), momentum = TSHI_R(d->momentum);
+    const tsh_real mix = TSHI_R(d->mix), rest = TSHI_R(1 - d->mix);
+    tsh_real x[TSHI_DTYPE_BLOCK];
+    (void)thread;
+    for (int64_t b = from; b < to; b++) {
+        const int64_t e = b * TSHI_DTYPE_BLOCK;
+        const int64_t n = tshi_base_min(TSHI_DTYPE_BLOCK, work->n - e);
+        tsh_real *weight = (tsh_real *)tshi_tensor_at(work->each->weight) + e;
+        tsh_real *m = (tsh_real *)tshi_tensor_at(work->each->moment) + e;
+        const tsh_real *change = (const tsh_real *)tshi_tensor_at(work->each->change) + e;
+        for (int64_t i = 0; i < n; i++) m[i] = momentum * m[i] + change[i];
+        for (int64_t i = 0; i < n; i++) weight[i] -= lr * (change[i] + momentum * m[i]);
+        if (d->mix > 0) tshi_tensor_exact(work->each->param, e, n, x);
+        for (int64_t i = 0; i < n; i++)
+            x[i] = d->mix > 0 ? TSHI_R(mix * x[i] + rest * weight[i]) : weight[i];
+        (void)tshi_tensor_set_exact(work->each->param, e, n, x);
+    }
+}
+
+/* Takes the outer step of fragment f with the means that have arrived. */
+static void tshi_outer_apply(tsh_outer *outer, int f) {
+    for (int i = 0; i < outer->count; i++) {
+        tshi_outer_param *each = &outer->each[i];
+        const tshi_outer_work work = tshi_outer_job(outer, each);
+        if (each->fragment != f || !each->change) continue;
+        if (!tshi_tensor_keep_exact(each->param)) return; /* there is no memory */
+        tshi_outer_run(&work, tshi_outer_blocks(work.n), tshi_outer_apply_part);
+        tsh_tensor_free(each->change);
+        each->change = NULL;
+    }
+    outer->fragment[f].stage = TSHI_OUTER_IDLE;
+    outer->info.exchanges++;
+}
+
+/* Returns the number of fragments that have been sent after `steps` steps: a fragment each
+ * every / fragments steps, rounded down. */
+static int64_t tshi_outer_sent(const tsh_outer *outer, int64_t steps) {
+    const int64_t rounds = steps / outer->desc.every, rest = steps % outer->desc.every;
+    return rounds * outer->desc.fragments + rest * outer->desc.fragments / outer->desc.every;
+}
+
+/* Returns the fragment that is sent after step `step`; -1: none. */
+static int tshi_outer_due(const tsh_outer *outer, int64_t step) {
+    const int64_t sent = tshi_outer_sent(outer, step);
+    return sent > tshi_outer_sent(outer, step - 1) ? (int)((sent - 1) % outer->desc.fragments) : -1;
+}
+
+/* Does what is due of fragment f after this step. All ranks start the collectives of all fragments
+ * in the same order: the all-gather half of .delay after the all-to-all, in whatever state this
+ * rank's requests are. */
+static void tshi_outer_advance(tsh_outer *outer, int f) {
+    tshi_outer_fragment *fragment = &outer->fragment[f];
+    const int64_t age = outer->info.steps - fragment->sent, delay = outer->desc.delay;
+    const tsh_ctx *ctx = outer->module->ctx;
+    if (fragment->stage == TSHI_OUTER_SCATTERS && age >= (delay + 1) / 2)
+        tshi_outer_sum(outer, fragment);
+    if (age < delay || ctx->error.code != TSH_OK) return;
+    if (fragment->stage == TSHI_OUTER_GATHERS) tshi_outer_collect(outer, f);
+    if (fragment->stage == TSHI_OUTER_ARRIVED && ctx->error.code == TSH_OK)
+        tshi_outer_apply(outer, f);
+}
+
+/* Returns 0 if the optimiser was freed. */
+static int tshi_outer_has_optim(const tsh_outer *outer) {
+    const tsh_optim *optim = outer->module->ctx->optims;
+    while (optim && optim != outer->optim) optim = optim->older;
+    return optim != NULL;
+}
+
+TSH_API tsh_result tsh_outer_step(tsh_outer *outer) {
+    tsh_ctx *ctx = outer ? outer->module->ctx : NULL;
+    int due;
+    if (!ctx) return TSH_ERR_ARGUMENT;
+    if (ctx->error.code == TSH_OK && !tshi_outer_has_optim(outer))
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_outer_step: the optimiser was freed; call tsh_outer_free, too, and "
+                       "make both anew");
+    if (ctx->error.code != TSH_OK || tshi_outer_begin(outer) != TSH_OK ||
+        tsh_optim_step(outer->optim) != TSH_OK)
+        return ctx->error.code;
+    due = tshi_outer_due(outer, ++outer->info.steps);
+    if (due >= 0) tshi_outer_send(outer, due);
+    for (int f = 0; f < outer->desc.fragments && ctx->error.code == TSH_OK; f++)
+        tshi_outer_advance(outer, f);
+    tshi_error_report(ctx); /* other ranks, waiting for this rank's message, learn of its error */
+    return ctx->error.code;
+}
+
+TSH_API tsh_outer_info tsh_outer_state(const tsh_outer *outer) {
+    static const tsh_outer_info none = {0, 0};
+    return outer ? outer->info : none;
+}
+
+/* -- files; the end --------------------------------------------------------------- */
+
+/* Collective over dp, before a save: waits for all that is on its way, and gives every trained
+ * parameter the moments of its optimiser, which a replica that has skipped its steps may lack. */
+static tsh_result tshi_outer_settle(tsh_outer *outer) {
+    tsh_ctx *ctx = outer->module->ctx;
+    tsh_optim *optim = outer->optim;
+    for (int f = 0; f < outer->desc.fragments && ctx->error.code == TSH_OK; f++) {
+        tshi_outer_fragment *fragment = &outer->fragment[f];
+        if (fragment->stage == TSHI_OUTER_SCATTERS) tshi_outer_sum(outer, fragment);
+        if (fragment->stage == TSHI_OUTER_GATHERS && ctx->error.code == TSH_OK)
+            tshi_outer_collect(outer, f);
+    }
+    tshi_error_report(ctx); /* other ranks, waiting for this rank's message, learn of its error */
+    for (int i = 0; i < optim->count && outer->info.steps && ctx->error.code == TSH_OK; i++) {
+        tshi_moments *each = &optim->each[i];
+        tsh_tensor form;
+        if (!outer->each[i].weight) continue;
+        for (int k = 0; k < tshi_optim_moments(each->desc, each->param); k++)
+            (void)tshi_optim_moment(tshi_optim_form(each->desc, each->param, k, &form),
+                                    &each->moment[k], tshi_optim_moments_dtype(each->desc));
+    }
+    return ctx->error.code;
+}
+
+/* Forgets all that tsh_outer_new has not set, without the requests' results. */
+static void tshi_outer_reset(tsh_outer *outer) {
+    tsh_ctx *ctx = outer->module->ctx;
+    for (int f = 0; f < outer->desc.fragments; f++) {
+        tshi_outer_fragment *fragment = &outer->fragment[f];
+        (void)tsh_wait(&ctx->dp, fragment->running.req);
+        fragment->running.req = 0;
+        fragment->stage = TSHI_OUTER_IDLE;
+        tshi_outer_release(fragment);
+    }
+    for (int i = 0; i < outer->count; i++) {
+        tshi_outer_drop(&outer->each[i]);
+        outer->each[i].sent = 0;
+    }
+    outer->info.steps = outer->info.exchanges = 0;
+}
+
+/* After a load: finds out which fragments were on their way when the file was saved. */
+static void tshi_outer_resume(tsh_outer *outer) {
+    tshi_outer_describe(outer);
+    for (int64_t step = outer->info.steps; step > 0; step--) {
+        const int f = tshi_outer_due(outer, step);
+        if (outer->info.steps - step >= outer->desc.delay) break;
+        if (f < 0) continue;
+        outer->fragment[f].sent = step;
+        outer->fragment[f].stage = TSHI_OUTER_ARRIVED;
+    }
+}
+
+TSH_API TSHI_COLD void tsh_outer_free(tsh_outer *outer) {
+    tsh_ctx *ctx = outer ? outer->module->ctx : NULL;
+    tsh_outer **at = ctx ? &ctx->outers : NULL;
+    while (at && *at && *at != outer) at = &(*at)->older;
+    if (!at || !*at) return; /* outer is NULL, or was freed before */
+    *at = outer->older;
+    for (int i = 0; i < outer->count; i++)
+        if (!outer->each[i].param->absent) tshi_outer_restore(&outer->each[i]);
+    tshi_outer_reset(outer);
+    outer->optim->outer = NULL;
+}
+
+/* ========================================================================== */
 /* >>quantize                                      MARK: - quantize (private) */
 /* tsh_quantize: stores the weights of a model in 8 or 4 bits.                */
 /* Needs: >>glob >>module-find.                                               */
@@ -39310,7 +40207,7 @@ TSH_API TSHI_COLD tsh_result tsh_writer_close(tsh_writer *writer, int keep) {
 /* ========================================================================== */
 /* >>io                                                  MARK: - io (private) */
 /* What saving and loading share: the tensors of a file, agreeing on errors.  */
-/* Needs: >>adapter >>optim-table >>ema >>file.                               */
+/* Needs: >>adapter >>outer >>file.                                           */
 /* ========================================================================== */
 
 /* The writer, rank 0 of tp, pp and dp, writes whole tensors: other ranks send it their shards in
@@ -39327,7 +40224,7 @@ enum {
     TSHI_IO_BUFFER = 1 << 20,   /* bytes of a buffer for tensors' values */
     TSHI_IO_HEADER = 100000000, /* max bytes of a header, and of an index */
     /* max bytes of a tensor's name in a file: prefixes, path and NUL */
-    TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 32,
+    TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 48,
     TSHI_IO_QUOTE = 96,   /* max bytes of a name from a file when an error quotes it */
     TSHI_IO_HASHES = 4,   /* number of interleaved hashes that make the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor that tshi_load_sample hashes */
@@ -39391,6 +40288,7 @@ typedef struct tshi_io_item {
                                  * no stage has values, so it is not written */
     const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
     const char *of; /* the name of the adapter whose A or B it is; NULL: another parameter */
+    int replica;    /* saving: the replica whose values these are, of a tsh_outer; else 0 */
 } tshi_io_item;
 
 /* The state of one save or load. */
@@ -39433,6 +40331,10 @@ typedef struct tshi_io {
      * on; done: how many are complete, and the index */
     int shards, shard, done;
     int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
+    /* replicas: number of replicas of a tsh_outer whose state is saved; 0: the optimiser has none.
+     * each_steps: shape (replicas, optim->count + 2): their counters of steps */
+    int replicas;
+    int64_t *each_steps;
     tshi_block *whole_block;         /* memory for a whole moment, gathered from dp's chunks */
     int64_t bytes;                   /* bytes of all values in the file (loading: in all files) */
     int64_t hash_at;                 /* position of the hash of all values in the file */
@@ -39465,15 +40367,25 @@ typedef struct tshi_io {
     int unreadable; /* 1: the last read failed for another reason than the end of the file */
 } tshi_io;
 
-/* Prefixes of the names of moments in a file, by the moment's number; the last is that of averages
- * of weights. */
-enum { TSHI_IO_AVERAGE = TSH_MAX_MOMENTS };
-static const char *const tshi_io_moments[TSHI_IO_AVERAGE + 1] = {"optim.first.", "optim.second.",
-                                                                 "optim.third.", "optim.average."};
+/* Prefixes of the names of moments in a file, by the moment's number; then those of averages of
+ * weights, and of what a tsh_outer keeps. A parameter or moment of replica 2 of a tsh_outer is
+ * "optim.replica.2.weight.<path>", "optim.replica.2.first.<path>" and so on; replica 0 has the
+ * names that a file without a tsh_outer has. */
+enum {
+    TSHI_IO_AVERAGE = TSH_MAX_MOMENTS,
+    TSHI_IO_OUTER_WEIGHT,
+    TSHI_IO_OUTER_MOMENT,
+    TSHI_IO_OUTER_CHANGE,
+    TSHI_IO_REPLICA,
+    TSHI_IO_PREFIXES
+};
+static const char *const tshi_io_moments[TSHI_IO_PREFIXES] = {
+    "optim.first.",        "optim.second.",       "optim.third.",        "optim.average.",
+    "optim.outer_weight.", "optim.outer_moment.", "optim.outer_change.", "optim.replica."};
 
 /* Returns which of tshi_io_moments the name begins with; -1: none. */
 static int tshi_io_moment_of(const char *name) {
-    int i = TSHI_IO_AVERAGE;
+    int i = TSHI_IO_PREFIXES - 1;
     while (i >= 0 && strncmp(name, tshi_io_moments[i], strlen(tshi_io_moments[i])) != 0) i--;
     return i;
 }
@@ -39726,6 +40638,68 @@ static void tshi_io_list_averages(tshi_io *io, const tsh_ema *ema) {
     }
 }
 
+/* Appends what a tsh_outer keeps of parameters to io->item, and its counters to io->count. steps:
+ * the counters of the parameters' updates. */
+static void tshi_io_list_outer(tshi_io *io, tsh_outer *outer, const tshi_io_count *steps) {
+    static const char *const settings[4] = {"every", "fragments", "delay", "replicas"};
+    tshi_io_add_count(io, "tshard.outer.", "steps", &outer->info.steps)->optional = 1;
+    tshi_io_add_count(io, "tshard.outer.", "exchanges", &outer->info.exchanges)->optional = 1;
+    for (int i = 0; i < 4; i++)
+        tshi_io_add_count(io, "tshard.outer.", settings[i], &outer->saved[i])->optional = 1;
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < outer->count; i++) {
+            tshi_outer_param *each = &outer->each[i];
+            const tsh_tensor form = tshi_ema_form(each->param);
+            tshi_io_item *item = tshi_io_add(io, tshi_io_moments[TSHI_IO_OUTER_WEIGHT + k],
+                                             each->param,
+                                             k == 0   ? &each->weight
+                                             : k == 1 ? &each->moment
+                                                      : &each->change,
+                                             &form, TSH_REAL);
+            item->steps = &steps[i];
+            item->optional = 1; /* but see tshi_load_check_outer */
+        }
+}
+
+/* Returns a text like "optim.replica.2.first." Returns "" and sets an error if there is no
+ * memory. */
+static const char *tshi_io_replica_prefix(tshi_io *io, const char *before, int replica,
+                                          const char *after) {
+    const size_t size = strlen(before) + strlen(after) + 16;
+    char *text = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
+    if (!text) return "";
+    (void)snprintf(text, size, "%s%d.%s", before, replica, after);
+    return text;
+}
+
+/* Saving: appends the parameters, the moments and the counters of the other replicas of a
+ * tsh_outer, whose first one has those that are listed already, from io->item[0] on and from
+ * io->count[io->generators] on. items, counts: how many these are. */
+static void tshi_io_list_replicas(tshi_io *io, int items, int counts) {
+    const size_t skipped = strlen("optim."); /* of the name of a moment */
+    for (int r = 1; r < io->replicas; r++) {
+        const char *steps = tshi_io_replica_prefix(io, "tshard.replica.", r, "optim.steps.");
+        const char *total = tshi_io_replica_prefix(io, "tshard.replica.", r, "optim.");
+        for (int i = 0; i < counts; i++) {
+            const tshi_io_count *first = &io->count[io->generators + i];
+            tshi_io_add_count(io, i < 2 ? total : steps, first->name,
+                              &io->each_steps[r * counts + i])
+                ->staged = first->staged;
+        }
+        for (int i = 0; i < items; i++) {
+            const tshi_io_item *first = &io->item[i];
+            tshi_io_item *item = &io->item[io->items];
+            if (!first->param->requires_grad) continue;
+            *item = *first;
+            item->prefix = tshi_io_replica_prefix(
+                io, tshi_io_moments[TSHI_IO_REPLICA], r,
+                !first->moment ? "weight." : first->prefix + skipped);
+            item->replica = r;
+            io->items++;
+        }
+    }
+}
+
 /* Fills io->item and io->count in the order of the file. Returns 0 and sets an error if there is no
  * memory. */
 static int tshi_io_list(tshi_io *io) {
@@ -39735,15 +40709,22 @@ static int tshi_io_list(tshi_io *io) {
     const int updated = optim ? optim->count : 0;
     const size_t modules = (size_t)tshi_module_count(ctx);
     /* upper limit of the number of items */
-    const size_t items = modules * TSHI_MODULE_PARAMS + TSH_MAX_MOMENTS * (size_t)updated +
+    const size_t state = modules * TSHI_MODULE_PARAMS + TSH_MAX_MOMENTS * (size_t)updated;
+    const size_t replicas = io->replicas > 1 ? (size_t)io->replicas : 1;
+    const size_t items = state * replicas + 3 * (size_t)updated +
                          (size_t)(io->ema ? io->ema->count : 0);
-    const size_t counts = modules + (size_t)updated + 6;
+    const size_t counts = modules + ((size_t)updated + 2) * replicas + 10;
     int first; /* index of the counter of the first parameter's updates */
     tsh_module *m;
     int i;
     io->item = (tshi_io_item *)tshi_mem_arena_alloc(ctx, &io->arena, items * sizeof *io->item);
     io->count = (tshi_io_count *)tshi_mem_arena_alloc(ctx, &io->arena, counts * sizeof *io->count);
     if (!io->item || !io->count) return 0;
+    if (io->replicas > 1) {
+        const size_t bytes = ((size_t)updated + 2) * replicas * sizeof *io->each_steps;
+        io->each_steps = (int64_t *)tshi_mem_arena_alloc(ctx, &io->arena, bytes);
+        if (!io->each_steps) return 0;
+    }
     if (io->adapter) {
         tshi_io_list_adapters(io);
         return ctx->error.code == TSH_OK;
@@ -39768,6 +40749,8 @@ static int tshi_io_list(tshi_io *io) {
         steps->staged = 1; /* only the stage that holds the parameter counts its steps */
     }
     if (optim) tshi_io_list_moments(io, optim, &io->count[first]);
+    if (io->replicas > 1) tshi_io_list_replicas(io, io->items, updated + 2);
+    if (optim && optim->outer) tshi_io_list_outer(io, optim->outer, &io->count[first]);
     if (io->ema) tshi_io_list_averages(io, io->ema);
     return ctx->error.code == TSH_OK; /* an error: there was no memory for a name */
 }
@@ -39825,7 +40808,7 @@ static int tshi_io_utf8(const unsigned char *s) {
 /* ========================================================================== */
 /* >>io-name                                        MARK: - io-name (private) */
 /* Names of tensors in files and in the model: .ignore, .rename both ways.    */
-/* Needs: >>glob >>io.                                                        */
+/* Needs: >>io.                                                               */
 /* ========================================================================== */
 
 /* Copies a name from the file to `quote`, of TSHI_IO_QUOTE bytes, for an error: cut off there,
@@ -39836,7 +40819,7 @@ static const char *tshi_io_quote(const char *name, char *quote) {
     return quote;
 }
 
-/* Compares two structs by their first field, a name; for qsort and bsearch. */
+/* Orders structs that begin with a pointer to a name by these names; for qsort and bsearch. */
 static int tshi_io_by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
@@ -39910,7 +40893,7 @@ static const char *tshi_io_rename_back(tshi_io *io, const char *name) {
 /* ========================================================================== */
 /* >>io-save                                        MARK: - io-save (private) */
 /* Saving a model as one safetensors file, or as several with an index.       */
-/* Needs: >>module-state >>optim >>io-name.                                   */
+/* Needs: >>module-state >>io-name.                                           */
 /* ========================================================================== */
 
 /* A text that is written to memory or, while `at` is NULL, only measured. */
@@ -40119,7 +41102,8 @@ static void tshi_io_hash(tshi_io *io, const void *data, size_t bytes) {
  * has no values for it. */
 static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item) {
     if (item->param->absent || !tshi_io_values(item)) return TSH_DTYPE_DEFAULT;
-    if (io->dtype && !item->moment && tshi_dtypes[item->dtype].floating) return io->dtype;
+    if (io->dtype && !item->moment && !item->replica && tshi_dtypes[item->dtype].floating)
+        return io->dtype;
     return tshi_io_own_dtype(item);
 }
 
@@ -40135,14 +41119,30 @@ static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
     if (!name) return 0;
     (void)snprintf(name, size, "%s%s", item->prefix, item->path);
     item->name = tshi_io_rename_back(io, name);
-    return io->ctx->error.code == TSH_OK && (item->moment || tshi_io_check_name(io, item->name));
+    return io->ctx->error.code == TSH_OK &&
+           (item->moment || item->replica || tshi_io_check_name(io, item->name));
+}
+
+/* Checks that .adapter "" leaves no adapter out that the model computes with. Returns 0 and an
+ * error if it does. */
+static TSHI_COLD int tshi_io_check_plain(const tshi_io *io) {
+    for (tsh_module *m = io->plain ? io->root : NULL; m; m = tshi_module_next(io->root, m))
+        if (m->adapter && !m->adapter->kept)
+            return tshi_error_zero(io->ctx, TSH_ERR_STATE,
+                                   "%s: the adapter \"%.64s\" of \"%s\" is not merged, and "
+                                   ".adapter \"\" would leave it out; first call tsh_lora_merge, "
+                                   "or tsh_lora_use(module, NULL) to save the model without it",
+                                   io->op, m->adapter->name, m->path);
+    return 1;
 }
 
 /* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
  * Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    int64_t whole = 0; /* 1 + elements of the largest moment held in chunks (.zero); 0: none */
+    /* 1 + elements of the largest moment held in chunks (.zero), or tensor of another replica; 0:
+     * none */
+    int64_t whole = 0;
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
         (void)tsh_fail(
@@ -40150,14 +41150,15 @@ static void tshi_io_prepare(tshi_io *io) {
             "tsh_save: the ranks of pp, %d, hold what the program gave them; only stages "
             "of a tsh_pipeline can be saved as one model",
             ctx->pp.size);
-    if (tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io)) return;
+    if (!tshi_io_check_plain(io) || tsh_materialize(io->root) != TSH_OK || !tshi_io_list(io))
+        return;
     for (i = 0; i < io->generators; i++)
         if (*io->count[i].value && !tshi_io_check_name(io, io->count[i].name)) return;
     for (i = 0; i < io->items; i++) {
         const tsh_tensor *t = io->item[i].form;
         io->item[i].file = tshi_io_file_dtype(io, &io->item[i]);
         if (!tshi_io_set_name(io, &io->item[i])) return;
-        if (tshi_io_in_chunks(&io->item[i]) && tsh_local_numel(t) >= whole)
+        if ((tshi_io_in_chunks(&io->item[i]) || io->item[i].replica) && tsh_local_numel(t) >= whole)
             whole = tsh_local_numel(t) + 1;
         tshi_io_hash(io, io->item[i].prefix, strlen(io->item[i].prefix));
         tshi_io_hash(io, io->item[i].path, strlen(io->item[i].path));
@@ -40168,6 +41169,26 @@ static void tshi_io_prepare(tshi_io *io) {
     if (ctx->pp.size > 1)
         io->known = (int64_t *)tshi_mem_arena_alloc(
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
+}
+
+/* Collective over dp: gathers the counters of steps of all replicas of a tsh_outer. */
+static void tshi_io_gather_steps(const tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const int n = io->optim->count + 2;
+    int64_t *mine = io->each_steps + (int64_t)ctx->dp.rank * n;
+    tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS,
+                                       (size_t)io->replicas * sizeof(int64_t));
+    int64_t *counts; /* shape (replicas): number of counters of each */
+    if (!block) {
+        tshi_error_report(ctx); /* makes the other ranks leave the all-gather */
+        return;
+    }
+    counts = (int64_t *)tshi_mem_data(block);
+    for (int r = 0; r < io->replicas; r++) counts[r] = n;
+    for (int i = 0; i < n; i++) mine[i] = (int64_t)*io->count[io->generators + i].value;
+    (void)tshi_error_comm(ctx, tsh_allgather(&ctx->dp, mine, io->each_steps, counts, 1, TSH_I64),
+                          io->op);
+    tshi_mem_release(ctx, block);
 }
 
 /* Combines what pipeline stages know by one all-reduce (MAX) over pp: which moments exist, the
@@ -40430,16 +41451,41 @@ static tsh_result tshi_io_write_tensor(tshi_io *io, const tsh_tensor *t, const t
     return TSH_OK;
 }
 
+/* Sends t, a parameter or moment of another replica of a tsh_outer, to the first one, where *whole
+ * becomes the tensor that has arrived. */
+static tsh_result tshi_io_fetch(const tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
+                                tsh_tensor *whole) {
+    tsh_comm *dp = &io->ctx->dp;
+    const int64_t n = tsh_local_numel(t);
+    char *values = (char *)tshi_mem_data(io->whole_block);
+    tsh_result result = TSH_OK;
+    *whole = *t;
+    whole->block = io->whole_block;
+    whole->low = NULL;
+    whole->dtype = item->file;
+    if (dp->rank == item->replica) {
+        tshi_io_convert(t, 0, n, item->file, values);
+        result = tsh_send(dp, values, n, item->file, 0);
+    } else if (dp->rank == 0) {
+        result = tsh_recv(dp, values, n, item->file, item->replica);
+    }
+    return tshi_error_comm(io->ctx, result, io->op);
+}
+
 /* Writes a parameter or moment from the first replica. A moment of which each rank of dp has a
- * chunk (.zero) is gathered over dp first. */
+ * chunk (.zero) is gathered over dp first; what another replica has is sent to the first one. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
-    tsh_tensor whole; /* the gathered moment */
+    tsh_tensor whole; /* the moment that was gathered, or the tensor that was sent */
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
         whole.block = io->whole_block;
         if (tshi_optim_gather(t, tshi_mem_data(whole.block), io->op) != TSH_OK)
             return TSH_ERR_IO;
+        t = &whole;
+    }
+    if (t && item->file && item->replica) {
+        if (tshi_io_fetch(io, item, t, &whole) != TSH_OK) return TSH_ERR_IO;
         t = &whole;
     }
     if (!item->file || io->ctx->dp.rank > 0) return TSH_OK;
@@ -40496,8 +41542,13 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     if (!tsh_ok(ctx)) return ctx->error.code;
     tshi_io_begin(&io, "tsh_save", module, path, optim, desc);
     tshi_comm_set_caller(ctx, TSHI_CALLER_SAVE);
+    io.replicas = optim && optim->outer ? ctx->dp.size : 0;
+    if (io.replicas && tshi_io_agree(&io) == TSH_OK) (void)tshi_outer_settle(optim->outer);
     if (ctx->error.code == TSH_OK) tshi_io_prepare(&io); /* first half: lists and checks */
-    if (ctx->pp.size > 1 && tshi_io_agree(&io) == TSH_OK) tshi_io_merge_stages(&io);
+    if ((ctx->pp.size > 1 || io.replicas > 1) && tshi_io_agree(&io) == TSH_OK) {
+        if (io.replicas > 1) tshi_io_gather_steps(&io);
+        if (ctx->pp.size > 1 && ctx->error.code == TSH_OK) tshi_io_merge_stages(&io);
+    }
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
     if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */
@@ -41391,7 +42442,7 @@ static int tshi_load_headers(tshi_io *io) {
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
-    const char *wanted = key; /* tshi_io_by_name compares pointers to names */
+    const char *wanted = key; /* a struct, for tshi_io_by_name: it begins with a name */
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
@@ -41419,9 +42470,60 @@ static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
                         count->name);
 }
 
+/* Returns the replica of the files whose state this rank takes: its own or, if the files have fewer
+ * replicas, that of the one which its own number leaves as a remainder. 0 without a tsh_outer. */
+static int tshi_load_replica(const tshi_io *io) {
+    const char *text = io->optim && io->optim->outer
+                           ? tshi_load_metadata(io, "tshard.outer.", "replicas")
+                           : NULL;
+    uint64_t replicas = 0;
+    if (text) (void)tshi_io_digits(text, INT_MAX, &replicas);
+    return replicas ? io->ctx->dp.rank % (int)replicas : 0;
+}
+
+/* Replaces the counters of the optimiser by those of this rank's replica. Returns 0 and sets an
+ * error if the files lack one. */
+static int tshi_load_replica_counts(const tshi_io *io) {
+    const int replica = tshi_load_replica(io);
+    char prefix[96];
+    for (int i = io->generators; replica && i < io->counts; i++) {
+        tshi_io_count own = io->count[i];
+        if (strncmp(own.prefix, "tshard.optim.", 13) != 0) continue;
+        (void)snprintf(prefix, sizeof prefix, "tshard.replica.%d.%s", replica, own.prefix + 7);
+        own.prefix = prefix;
+        if (!tshi_load_count(io, &own)) return 0;
+        io->count[i].read = own.read;
+    }
+    return 1;
+}
+
+/* Returns 1 if a tsh_outer can go on with the counters read, which may be those of a file without
+ * one: it then begins anew. Else 0 and an error. With .delay, what is on its way must be due at the
+ * same steps as before. */
+static int tshi_load_check_outer(tshi_io *io) {
+    const tsh_outer *outer = io->optim ? io->optim->outer : NULL;
+    const tshi_io_count *count = io->count;
+    if (!outer) return 1;
+    while (count->value != (const uint64_t *)(const void *)&outer->saved[0]) count++;
+    for (int i = 0; i < io->items; i++) /* of a file without a tsh_outer, all remain optional */
+        if (io->item[i].prefix == tshi_io_moments[TSHI_IO_OUTER_WEIGHT] ||
+            io->item[i].prefix == tshi_io_moments[TSHI_IO_OUTER_MOMENT])
+            io->item[i].optional = !count[0].read;
+    if (!count[0].read || (!count[2].read && !outer->desc.delay)) return 1;
+    for (int i = 0; i < 3; i++)
+        if (count[i].read != (uint64_t)outer->saved[i])
+            return tshi_io_fail(io, TSH_ERR_ARGUMENT,
+                                "has changes on their way, sent with .every %lld, .fragments %lld, "
+                                ".delay %lld; the tsh_outer has %lld, %lld and %lld",
+                                (long long)count[0].read, (long long)count[1].read,
+                                (long long)count[2].read, (long long)outer->saved[0],
+                                (long long)outer->saved[1], (long long)outer->saved[2]);
+    return 1;
+}
+
 /* Reads the counters of the random generators, which files of other programs lack, and those of the
  * optimiser if there is one. Returns 0 and sets an error if something is wrong. */
-static int tshi_load_counts(const tshi_io *io) {
+static int tshi_load_counts(tshi_io *io) {
     const char *kind = tshi_load_metadata(io, "tshard.", "optim");
     int i = tshi_load_metadata(io, "tshard.", "seed") ? 0 : io->generators;
     char own[TSHI_TEXT_SIZE]; /* the kinds of the optimiser */
@@ -41439,7 +42541,7 @@ static int tshi_load_counts(const tshi_io *io) {
                             "alone, of which tsh_ema_update then makes the first averages");
     for (; i < io->counts; i++)
         if (!tshi_load_count(io, &io->count[i])) return 0;
-    return 1;
+    return tshi_load_replica_counts(io) && tshi_load_check_outer(io);
 }
 
 /* Returns 1 if the files must hold this tensor of the model: a parameter, unless it is A or B of
@@ -41556,20 +42658,30 @@ static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
     return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
 }
 
-/* Returns the length of "optim.first.", or whichever of tshi_io_moments the name begins with; else
- * 0. */
+/* Returns the length of "optim.first.", or whichever of tshi_io_moments the name begins with, as
+ * "optim.replica.2.first."; else 0. */
 static size_t tshi_load_moment(const char *name) {
     const int i = tshi_io_moment_of(name);
-    return i < 0 ? 0 : strlen(tshi_io_moments[i]);
+    size_t n = i < 0 ? 0 : strlen(tshi_io_moments[i]);
+    for (int words = 0; i == TSHI_IO_REPLICA && words < 2; words++) {
+        n += strcspn(name + n, ".");
+        n += name[n] == '.';
+    }
+    return n;
 }
 
 /* Returns 1 if a tensor of the files is to be skipped: a moment if no optimiser is loaded, an
- * average if no averages are, or,
- * without .strict_names, a tensor whose name does not begin with .prefix if others do. */
+ * average if no averages are, what a tsh_outer keeps if there is none; what another replica has
+ * (tshi_load_match_replica takes this one's); or, without .strict_names, a tensor whose name does
+ * not begin with .prefix if others do. */
 static int tshi_load_skips(const tshi_io *io, const char *name) {
     const size_t moment = tshi_load_moment(name);
-    const int average = tshi_io_moment_of(name) == TSHI_IO_AVERAGE;
-    return (moment && (average ? !io->ema : !io->optim)) ||
+    const int kind = tshi_io_moment_of(name);
+    const int wanted = kind == TSHI_IO_AVERAGE   ? io->ema != NULL
+                       : kind == TSHI_IO_REPLICA ? 0
+                       : kind < TSHI_IO_AVERAGE  ? io->optim != NULL
+                                                 : io->optim && io->optim->outer;
+    return (moment && !wanted) ||
            (io->prefixed && !io->strict_names && !tshi_load_under(io, name, moment));
 }
 
@@ -41762,6 +42874,30 @@ static void tshi_load_sort_items(tshi_io *io) {
     qsort(io->order, (size_t)io->items, sizeof *io->order, tshi_load_by_place);
 }
 
+/* Replaces the tensors of the files that parameters and moments are matched with, those of the
+ * first replica of a tsh_outer, by those of this rank's replica. Returns 0 and sets an error if
+ * they do not fit. */
+static int tshi_load_match_replica(tshi_io *io) {
+    const int replica = tshi_load_replica(io);
+    char prefix[64];
+    for (int i = 0; replica && i < io->items; i++) {
+        tshi_io_item *item = &io->item[i];
+        const char *name = item->entry ? item->entry->name : NULL, *point;
+        const tshi_io_entry *own;
+        if (!name) continue;
+        point = item->moment ? strchr(name, '.') + 1 : name; /* after "optim." */
+        (void)snprintf(prefix, sizeof prefix, "%s%d.%s", tshi_io_moments[TSHI_IO_REPLICA], replica,
+                       item->moment ? "" : "weight.");
+        own = (const tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *own, prefix,
+                                                    point);
+        if (!own) continue; /* what replicas have in common, such as a frozen parameter */
+        item->entry = own;
+        if (!tshi_load_check_item(io, item)) return 0;
+    }
+    tshi_load_sort_items(io);
+    return 1;
+}
+
 /* Allocates io->buffer: with .broadcast one buffer, two on rank 0; else a smaller one if values
  * must be converted. On rank 0 with .broadcast also allocates io->ahead, unless the user's .read_at
  * is used. Returns 0 and sets an error if there is no memory. */
@@ -41858,7 +42994,7 @@ static int tshi_load_check_files(tshi_io *io) {
                             "is of tshard's format %.16s, this version reads 1", format);
     if (!tshi_load_counts(io) || !tshi_load_match_all(io) || !tshi_load_check_ties(io)) return 0;
     tshi_load_sort_items(io);
-    return tshi_load_sample(io);
+    return tshi_load_sample(io) && tshi_load_match_replica(io);
 }
 
 /* Does all that can fail before values change. Returns 0 and sets an error if something is
@@ -41876,6 +43012,10 @@ static int tshi_load_check(tshi_io *io) {
                                    "%s: an adapter is merged into \"%s\"; first call "
                                    "tsh_lora_unmerge",
                                    io->op, io->item[i].param->path);
+    if (io->broadcast && io->optim && io->optim->outer && io->ctx->dp.size > 1)
+        return tshi_io_fail(io, TSH_ERR_UNSUPPORTED,
+                            "is not loaded by .broadcast: it sends one state to all replicas, but "
+                            "each replica of a tsh_outer has its own; let every rank read it");
     io->order = (tshi_io_item **)tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                       (size_t)io->items * sizeof *io->order);
     if (!io->order) return 0;
@@ -42118,6 +43258,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
     if (ctx->error.code == TSH_OK) (void)tshi_load_check(io);
     io->path = io->given;
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* the model is unchanged */
+    if (io->optim && io->optim->outer) tshi_outer_reset(io->optim->outer);
     if (io->broadcast && tshi_load_share(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->items && (io->broadcast || ctx->error.code == TSH_OK); i++)
         if (tshi_load_item(io, io->order[i]) != TSH_OK) break;
@@ -42129,6 +43270,7 @@ static tsh_result tshi_load_all(tshi_io *io) {
     (void)tshi_load_leave(io);
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code;
     for (i = 0; i < io->counts; i++) *io->count[i].value = io->count[i].read;
+    if (io->optim && io->optim->outer) tshi_outer_resume(io->optim->outer);
     return TSH_OK;
 }
 
@@ -42229,12 +43371,13 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
-/* Lists a parameter, its moments in every optimiser that updates it, and averages of it. holds: see
- * tshi_replica. */
+/* Lists a parameter, its moments in every optimiser that updates it, averages of it, and its outer
+ * weights. holds: see tshi_replica. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     static const char *const what[TSH_MAX_MOMENTS] = {
         "the first moments of ", "the second moments of ", "the third moments of "};
+    const int first = all->count;
     tshi_check_list(all, param, param, "", holds);
     for (const tsh_optim *optim = param->ctx->optims; optim; optim = optim->older)
         for (int i = 0; i < optim->count; i++) {
@@ -42246,6 +43389,14 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
         for (int i = 0; i < ema->count; i++)
             if (ema->each[i].param == param)
                 tshi_check_list(all, param, ema->each[i].average, "the average of ", holds);
+    for (int i = first; i < all->count && all->each && param->ctx->outers; i++)
+        all->each[i].over_dp = 0; /* replicas that train apart */
+    for (const tsh_outer *outer = param->ctx->outers; outer; outer = outer->older)
+        for (int i = 0; i < outer->count; i++) {
+            if (outer->each[i].param != param) continue;
+            tshi_check_list(all, param, outer->each[i].weight, "the outer weight of ", holds);
+            tshi_check_list(all, param, outer->each[i].moment, "the outer momentum of ", holds);
+        }
 }
 
 /* Callback of tshi_module_params, with a tshi_replicas as `user`: lists a parameter and its

@@ -41,6 +41,7 @@
  *   each 256 KiB of data at most, has a CRC32C, on connections between other addresses than
  *   loopback (TSHARD_CHECKSUM). No byte is summed or sent on before it is checked; the error names
  *   both ends of the connection. A damaged handshake is repeated;
+ * - encrypt what ranks of several hosts send, if there is a key (SECURITY);
  * - open /dev/null where stdin, stdout or stderr is closed, as daemons have them, and leave it so;
  * - tell the logger which ranks are absent if the world is not complete after 10 s: rank 0 says
  *   it, other ranks only what it cannot know. Joining goes on until TSHARD_TIMEOUT.
@@ -72,7 +73,7 @@
  * - move data in the background: bytes move only during calls of start, test, wait and progress;
  * - limit the time of a host name lookup: it takes as long as the system's resolver takes;
  * - continue without a lost rank: the world fails. tshard-run --max-restarts starts it again;
- * - protect what is sent (SECURITY), use shared memory within a host, or use several networks;
+ * - use shared memory within a host, or use several networks;
  * - connect more than 1,024 ranks, or machines of different byte orders;
  * - survive if another thread takes the last memory between tshard's test (64 KiB while a world
  *   opens, later 16 bytes for each descriptor) and libuv's own allocation: libuv 1.44 then aborts
@@ -85,8 +86,9 @@
  *
  * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
  * malloc: about 160 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
- * group; 1 MiB, kept until its group is closed, for each long sum that is in flight at once; and
- * the system's socket buffers. Heartbeats: a packet to each rank every 250 ms.
+ * group; 1 MiB, kept until its group is closed, for each long sum that is in flight at once; 2 KiB
+ * per encrypted connection, and up to 256 KiB once it has carried long arrays; and the system's
+ * socket buffers. Heartbeats: a packet to each rank every 250 ms.
  *
  * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
  * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If
@@ -114,6 +116,9 @@
  *     TSHARD_CHECKSUM            1: check the bytes of all data connections of this rank, 0: of
  *                                none on which the other end does not ask for it; default: of
  *                                those that are not loopback. Control messages are always checked
+ *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the other
+ *                                end does not ask for it; default: with a key, those that are not
+ *                                loopback. An encrypted connection has tags in place of checksums
  *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
  *                                fails; default 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
@@ -123,14 +128,23 @@
  *
  * Protected: who can join. On loopback no key is needed; any other address needs a key, or
  * TSHARD_INSECURE. Both ends of every connection prove that they know the key, the client first, by
- * HMAC-SHA256 over two random nonces, both ranks, the connection's purpose, job, world size and
- * version; so neither a replayed nor a reflected handshake is accepted.
+ * HMAC-SHA256 over both ends' ephemeral public keys, both ranks, the connection's purpose, job,
+ * world size and version; so neither a replayed nor a reflected handshake is accepted. The key of
+ * that HMAC comes from CPace, a key exchange (on ristretto255) in which each attempt to join tests
+ * one guess of the key at most, and a recorded handshake tests none.
  *
- * Not protected: the bytes sent after the handshake (backends/README.md, Security); checksums find
- * accidents, not attacks. Whoever knows
- * the key is trusted: a rank can make the world fail, and blame any rank for it. Without a key any
- * local user may join a loopback job (tshard-run -n makes a random key), and with TSHARD_INSECURE
- * anybody who can connect.
+ * Protected: what is sent after the handshake, on connections that are encrypted (TSHARD_ENCRYPT):
+ * control messages, headers and data, by AES-256-GCM where both processors compute it, else by
+ * ChaCha20-Poly1305. Each connection has its own two keys, from its handshake's ephemeral keys: who
+ * learns TSHARD_KEY later cannot read what was recorded before. Whoever is on the path learns how
+ * many bytes are sent when, and can end connections. Bytes that are changed, repeated, left out or
+ * moved have a wrong tag: one error, which names both ends of the connection, and no wrong number.
+ *
+ * Not protected: connections that are not encrypted: anybody on the path can read and change them;
+ * checksums find accidents, not attacks. Whoever knows the key is trusted: a rank can make the world
+ * fail, and blame any rank for it. Without a key any local user may join a loopback job (tshard-run
+ * -n makes a random key), and with TSHARD_INSECURE anybody who can connect, also in between two
+ * ranks whose connection is encrypted.
  *
  * UNAUTHENTICATED CONNECTIONS, FIREWALLS
  *
@@ -138,13 +152,13 @@
  * system picks (net.ipv4.ip_local_port_range). While a group is set up, its members listen on other
  * such ports. Firewalls between hosts must let these through. Once connected, no rank listens.
  *
- * To a connection that is not authenticated yet, a rank sends the protocol version and a nonce, and
- * it reads 116 bytes from it, within 5 s. At most half of the descriptors that `ulimit -n` allows
- * beyond tshard's own need, 8 to 1,024, are used for such connections; when they are in use, each
- * new connection replaces one chosen at random. Scanners, browsers, wrong keys and other jobs are
- * refused; once a second the logger gets their number and the address of the last one. Ranks that
- * were replaced connect again. A rank that is refused by a server without a proof that it has the
- * key logs that, and connects again until the timeout. */
+ * To a connection that is not authenticated yet, a rank sends the protocol version and an ephemeral
+ * public key, and it reads 116 bytes from it, within 5 s. At most half of the descriptors that
+ * `ulimit -n` allows beyond tshard's own need, 8 to 1,024, are used for such connections; when they
+ * are in use, each new connection replaces one chosen at random. Scanners, browsers, wrong keys and
+ * other jobs are refused; once a second the logger gets their number and the address of the last
+ * one. Ranks that were replaced connect again. A rank that is refused by a server without a proof
+ * that it has the key logs that, and connects again until the timeout. */
 
 /* ========================================================================== */
 /* >>contents                                                MARK: - contents */
@@ -158,6 +172,7 @@
  *     >>uv-types        the structs of a world
  *     >>uv-check        CRC32C
  *     >>uv-wire         encoding of messages; nothing received is trusted
+ *     >>uv-secret       keys of a connection by CPace; its ciphers
  *     >>uv-socket       addresses and sockets
  *     >>uv-settings     tsh_uv_desc, then the environment
  *     >>uv-error        the world's first error
@@ -171,6 +186,7 @@
  *     >>uv-control      the control thread: heartbeats, timeouts
  *     >>uv-group        a group, its connections and operations
  *     >>uv-algorithm    which bytes go where
+ *     >>uv-sealed       frames of encrypted connections
  *     >>uv-flow         frames on the data connections
  *     >>uv-start        starting a collective
  *     >>uv-wait         waiting for one
@@ -214,6 +230,9 @@ typedef struct tsh_uv_desc {
     int checksum;      /* 1: data connections have checksums; negative: they have none, unless the
                           peer wants them; 0: as TSHARD_CHECKSUM says, else those that are not
                           loopback have them */
+    int encrypt;       /* 1: connections are encrypted; negative: they are not, unless the peer wants
+                          that; 0: as TSHARD_ENCRYPT says, else those that are not loopback are, if
+                          there is a key */
     int insecure;      /* 1: other hosts may connect without a key; 0: as TSHARD_INSECURE says */
     double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
                           negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up the names in host
@@ -303,7 +322,7 @@ TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv
 #error "tshard_uv.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
 #endif
 
-#include <sodium.h> /* HMAC-SHA256, random nonces */
+#include <sodium.h> /* HMAC-SHA256, ristretto255, AES-256-GCM, ChaCha20-Poly1305 */
 #include <uv.h>
 
 #if defined(__ARM_FEATURE_CRC32)
@@ -404,6 +423,7 @@ typedef enum tshi_uv_algorithm {
 } tshi_uv_algorithm;
 
 typedef struct tshi_uv_group tshi_uv_group;
+typedef struct tshi_uv_channel tshi_uv_channel; /* the ciphers of a connection (>>uv-secret) */
 
 /* A slot for an operation (collective or message) in flight. Used by the caller's thread only. */
 typedef struct tshi_uv_op {
@@ -441,6 +461,7 @@ typedef struct tshi_uv_link {
     /* fd: socket, -1: not connected, or peer is this rank; peer: the peer's rank in the group */
     int fd, peer;
     int checks;    /* 1: headers and payload have checksums */
+    tshi_uv_channel *channel; /* NULL: the connection is not encrypted */
     int confirmed; /* control thread: 1 once the peer has sent LINKED (it has both connections) */
     /* queues of operations that are to receive (in), to send (out), to send a clear (clears) */
     tshi_uv_fifo in, out, clears;
@@ -498,11 +519,19 @@ typedef struct tshi_uv_hello {
     uint32_t purpose;         /* what the connection is for: a tshi_uv_purpose */
     uint64_t group, job;      /* group: id of a group, 0: none; job: hash of the job's name */
     uint64_t process;         /* random number of the client's process, not 0 */
-    /* 1: the client wants checksums on this data connection. After the handshake: 1 if either end
-     * does */
-    int checks;
-    unsigned char client_nonce[32], server_nonce[32]; /* random: a handshake cannot be replayed */
+    /* bits of tshi_uv_option: what the client wants of this connection, or can. After the handshake:
+     * what both ends have agreed on (tshi_uv_agreed) */
+    int options;
+    /* ephemeral public keys of both ends, new for each connection: a handshake cannot be replayed */
+    unsigned char client_share[32], server_share[32];
 } tshi_uv_hello;
+
+/* Bits of tshi_uv_hello.options. */
+typedef enum tshi_uv_option {
+    TSHI_UV_CHECKED = 1, /* a data connection has checksums */
+    TSHI_UV_SEALED = 2,  /* the connection is encrypted; it has tags in place of checksums */
+    TSHI_UV_AES = 4      /* by AES-256-GCM, which both processors compute; else by ChaCha20-Poly1305 */
+} tshi_uv_option;
 
 enum { TSHI_UV_ADDRESSES = 8 }; /* most addresses of one host that are tried */
 
@@ -521,7 +550,7 @@ typedef enum tshi_uv_error_kind {
     TSHI_UV_CROSSED,  /* ranks wait for each other in a cycle */
     TSHI_UV_MISMATCH, /* ranks called different collectives */
     TSHI_UV_GONE,     /* a connection ended */
-    TSHI_UV_DAMAGED,  /* a checksum is wrong */
+    TSHI_UV_DAMAGED,  /* a checksum or tag is wrong */
     TSHI_UV_ABORT     /* a rank reports that it cannot continue (no memory, tsh_comm_abort, ...) */
 } tshi_uv_error_kind;
 
@@ -629,6 +658,8 @@ typedef struct tshi_uv_peer {
     /* used: 1: the peer has sent something on its control connection; deaf: 1: one of its messages
      * was damaged: this rank reads nothing more from it, but still sends to it */
     int used, deaf;
+    tshi_uv_channel *channel; /* NULL: the control connection is not encrypted */
+    int opened;               /* 1: the head of the first message in `in` is checked and decrypted */
     uint64_t process;        /* random number of the peer's process; 0: it has not dialled */
     tshi_uv_address address; /* address on which the peer listens */
     int placed, ready;       /* on rank 0: placed: address is known; ready: the peer sent READY */
@@ -679,6 +710,8 @@ typedef struct tshi_uv_conn {
      * `out` that are not sent yet */
     size_t in_used, in_need, out_used;
     int welcome;   /* server: 1 if the reply accepts the client */
+    unsigned char scalar[32]; /* this end's ephemeral private key, until session is computed */
+    unsigned char session[32]; /* the key of both proofs, and of what the connection carries then */
     char name[80]; /* host:port of the other end */
 } tshi_uv_conn;
 
@@ -699,6 +732,7 @@ struct tsh_uv_world {
     int64_t timeout, heartbeat; /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
     int64_t notice;             /* tsh_uv_desc.notice, in ns */
     int checksum; /* checksums on data connections: 1: on all, -1: on none, 0: if not loopback */
+    int encrypt;  /* encrypted connections: 1: all, -1: none, 0: with a key, those not loopback */
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
     /* if crc_wide is 0: [k][b]: CRC32C of byte b followed by k zero bytes */
     uint32_t crc_table[8][256];
@@ -1019,12 +1053,13 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
 /* ---- the three messages of the handshake ---- */
 
 /* The handshake:
- * 1. Server hello: "tshd", version, nonce.
- * 2. Client hello: "TSHD", version, nonce, the fields of tshi_uv_hello, proof.
- * 3. Server reply: status, value, proof. If the client is accepted, value is 1 if the connection
- *    has checksums; if it is refused, value is what the server has in the field that differs.
- * A proof is an HMAC over both hellos (tshi_uv_proof) under a key that both ends have. */
-#define TSHI_UV_VERSION UINT32_C(0x74730002) /* "ts", then the version of the protocol, 2 */
+ * 1. Server hello: "tshd", version, share (the server's ephemeral public key).
+ * 2. Client hello: "TSHD", version, share, the fields of tshi_uv_hello, proof.
+ * 3. Server reply: status, value, proof. If the client is accepted, value is what both ends have
+ *    agreed on (tshi_uv_option); if it is refused, what the server has in the field that differs.
+ * A proof is an HMAC over both hellos (tshi_uv_proof) under the session secret, which both ends
+ * compute if they have the same key (>>uv-secret). */
+#define TSHI_UV_VERSION UINT32_C(0x74730003) /* "ts", then the version of the protocol, 3 */
 
 /* sizes of the three handshake messages in bytes */
 enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 };
@@ -1048,15 +1083,15 @@ static void tshi_uv_hello_fields(tshi_uv_cursor *c, tshi_uv_hello *hello) {
     hello->group = tshi_uv_field(c, hello->group, 8);
     hello->job = tshi_uv_field(c, hello->job, 8);
     hello->process = tshi_uv_field(c, hello->process, 8);
-    hello->checks = tshi_uv_int_field(c, hello->checks);
+    hello->options = tshi_uv_int_field(c, hello->options);
 }
 
 /* Computes a proof, HMAC-SHA256 (RFC 2104) over: who proves ('C'lient or 'S'erver), the reply's
- * status and value (client: 0, 0), and the fields of hello. */
-static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t status, int64_t value,
+ * status and value (client: 0, 0), and the fields of hello. session: the session secret. */
+static void tshi_uv_proof(const unsigned char session[32], char who, uint32_t status, int64_t value,
                           const tshi_uv_hello *hello, unsigned char proof[32]) {
     /* bytes of: who (1), status (4), value (8); then of hello: its version and 5 ints (4 each), its
-     * group, job and process (8 each), its client_nonce and server_nonce (32 each) */
+     * group, job and process (8 each), its client_share and server_share (32 each) */
     unsigned char bytes[13 + 4 * 6 + 24 + 64];
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
     tshi_uv_hello all = *hello;
@@ -1065,36 +1100,36 @@ static void tshi_uv_proof(const unsigned char secret[32], char who, uint32_t sta
     (void)tshi_uv_i64_field(&c, value);
     (void)tshi_uv_field(&c, all.version, 4);
     tshi_uv_hello_fields(&c, &all);
-    tshi_uv_bytes_field(&c, all.client_nonce, 32);
-    tshi_uv_bytes_field(&c, all.server_nonce, 32);
-    (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, secret);
+    tshi_uv_bytes_field(&c, all.client_share, 32);
+    tshi_uv_bytes_field(&c, all.server_share, 32);
+    (void)crypto_auth_hmacsha256(proof, bytes, sizeof bytes, session);
 }
 
-/* Writes or reads the beginning of a hello: `word` (4 bytes), the version and the nonce of the end
+/* Writes or reads the beginning of a hello: `word` (4 bytes), the version and the share of the end
  * that wrote it. Returns 0 if it read another word. */
 static int tshi_uv_hello_start(tshi_uv_cursor *c, const char *word, uint32_t *version,
-                               unsigned char nonce[32]) {
+                               unsigned char share[32]) {
     char magic[4];
     memcpy(magic, word, 4);
     tshi_uv_bytes_field(c, magic, 4);
     *version = (uint32_t)tshi_uv_field(c, *version, 4);
-    tshi_uv_bytes_field(c, nonce, 32);
+    tshi_uv_bytes_field(c, share, 32);
     return memcmp(magic, word, 4) == 0;
 }
 
 /* Writes or reads the server hello. Returns 0 if the bytes that it read are no server hello. */
 static int tshi_uv_server_hello(unsigned char bytes[TSHI_UV_SERVER_HELLO], int writes,
-                                uint32_t *version, unsigned char nonce[32]) {
+                                uint32_t *version, unsigned char share[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_SERVER_HELLO, writes);
-    return tshi_uv_hello_start(&c, "tshd", version, nonce);
+    return tshi_uv_hello_start(&c, "tshd", version, share);
 }
 
-/* Writes or reads the client hello, which has all fields but the server's nonce. Reading does not
+/* Writes or reads the client hello, which has all fields but the server's share. Reading does not
  * check "TSHD": tshi_uv_server_step does that as soon as these bytes arrive. */
 static void tshi_uv_client_hello(unsigned char bytes[TSHI_UV_CLIENT_HELLO], int writes,
                                  tshi_uv_hello *hello, unsigned char proof[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_CLIENT_HELLO, writes);
-    (void)tshi_uv_hello_start(&c, "TSHD", &hello->version, hello->client_nonce);
+    (void)tshi_uv_hello_start(&c, "TSHD", &hello->version, hello->client_share);
     tshi_uv_hello_fields(&c, hello);
     tshi_uv_bytes_field(&c, proof, 32);
 }
@@ -1105,15 +1140,15 @@ static int tshi_uv_is_proven(uint32_t status) {
     return status != TSHI_UV_OTHER_KEY && status != TSHI_UV_OTHER_VERSION;
 }
 
-/* Writes the server's reply. value: for TSHI_UV_WELCOME, 1 if the connection has checksums; for a
+/* Writes the server's reply. value: for TSHI_UV_WELCOME, what both ends have agreed on; for a
  * refusal, what the server has in the field that differs. */
 static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply status,
                               int64_t value, const tshi_uv_hello *hello,
-                              const unsigned char secret[32]) {
+                              const unsigned char session[32]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 1);
     unsigned char proof[32] = {0};
     int proven = tshi_uv_is_proven(status);
-    if (proven) tshi_uv_proof(secret, 'S', status, value, hello, proof);
+    if (proven) tshi_uv_proof(session, 'S', status, value, hello, proof);
     (void)tshi_uv_field(&c, status, 4);
     (void)tshi_uv_i64_field(&c, proven ? value : 0);
     tshi_uv_bytes_field(&c, proof, 32);
@@ -1121,7 +1156,7 @@ static void tshi_uv_put_reply(unsigned char bytes[TSHI_UV_REPLY], tshi_uv_reply 
 
 /* Reads the server's reply. Returns 0 if the bytes are not a reply, or its proof is wrong. */
 static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_hello *hello,
-                             const unsigned char secret[32], uint32_t *status, int64_t *value) {
+                             const unsigned char session[32], uint32_t *status, int64_t *value) {
     tshi_uv_cursor c = tshi_uv_cursor_over(bytes, TSHI_UV_REPLY, 0);
     unsigned char proof[32], expected[32];
     *status = (uint32_t)tshi_uv_field(&c, 0, 4);
@@ -1129,7 +1164,7 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
     tshi_uv_bytes_field(&c, proof, 32);
     if (*status > TSHI_UV_UNKNOWN) return 0;
     if (!tshi_uv_is_proven(*status)) return 1;
-    tshi_uv_proof(secret, 'S', *status, *value, hello, expected);
+    tshi_uv_proof(session, 'S', *status, *value, hello, expected);
     return sodium_memcmp(proof, expected, 32) == 0;
 }
 
@@ -1137,7 +1172,8 @@ static int tshi_uv_get_reply(unsigned char bytes[TSHI_UV_REPLY], const tshi_uv_h
 
 /* A control message is: length of the payload (4 bytes), type (1), checksum of these 5 bytes (4);
  * payload; checksum of all bytes before it (4). Control messages always have checksums: they are
- * few. */
+ * few. On an encrypted connection a message is two records (>>uv-secret): length and type; the
+ * payload. */
 
 typedef enum tshi_uv_type {
     TSHI_UV_BEAT,    /* heartbeat, to all */
@@ -1234,6 +1270,189 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
     }
     /* the message is invalid: the rank that sent it counts as not blocked */
     if (c->bad && !c->writes) s->wait = 0;
+}
+
+/* ========================================================================== */
+/* >>uv-secret                                    MARK: - uv-secret (private) */
+/* Keys of a connection, and the ciphers that encrypt what it carries.        */
+/* A handshake gives both ends a session secret, by CPace: ephemeral keys of  */
+/* a group (ristretto255) whose generator is a hash of the shared key. Who    */
+/* records a handshake cannot test guesses of the key; who takes part in it   */
+/* can test one. Who learns the key later cannot read what was recorded.      */
+/* Bytes are sealed in records: the encrypted bytes, then a tag of 16 bytes.  */
+/* Records are numbered, so a record that is changed, repeated, left out or   */
+/* moved has a wrong tag. Each direction of each connection has its own key.  */
+/* Needs: >>uv-wire.                                                          */
+/* ========================================================================== */
+
+/* TAG: bytes that a record is longer than what it holds. RECORDS: records after which a direction
+ * takes its next key. */
+enum { TSHI_UV_TAG = 16, TSHI_UV_RECORDS_PER_KEY = 1 << 24 };
+
+/* ---- CPace (draft-irtf-cfrg-cpace, CPaceRistretto255 with SHA-512) ---- */
+
+/* Hashes a text of less than 128 bytes with its length before it. */
+static void tshi_uv_hash_part(crypto_hash_sha512_state *hash, const void *text, size_t n) {
+    unsigned char length = (unsigned char)n;
+    (void)crypto_hash_sha512_update(hash, &length, 1);
+    (void)crypto_hash_sha512_update(hash, (const unsigned char *)text, n);
+}
+
+/* Computes the generator of the group that belongs to the shared key. The server greets before it
+ * knows who the client is, so the ranks and the other fields of the hello are not in here, but in
+ * the session secret. */
+static void tshi_uv_generator(const unsigned char secret[32], unsigned char generator[32]) {
+    static const char suite[] = "CPaceRistretto255", channel[] = "tshard 3";
+    /* zeros after suite and key, with their lengths (1 byte each), fill a block of SHA-512 */
+    static const unsigned char zeros[128 - 1 - sizeof suite - 33] = {0};
+    crypto_hash_sha512_state hash;
+    unsigned char digest[64];
+    (void)crypto_hash_sha512_init(&hash);
+    tshi_uv_hash_part(&hash, suite, sizeof suite - 1);
+    tshi_uv_hash_part(&hash, secret, 32);
+    tshi_uv_hash_part(&hash, zeros, sizeof zeros);
+    tshi_uv_hash_part(&hash, channel, sizeof channel - 1);
+    tshi_uv_hash_part(&hash, "", 0); /* no id of the session: shares of both ends are new each time */
+    (void)crypto_hash_sha512_final(&hash, digest);
+    (void)crypto_core_ristretto255_from_hash(generator, digest);
+}
+
+/* Draws an ephemeral private key (scalar), and computes the public one (share), which the hello
+ * carries to the other end. secret: hash of the shared key. */
+static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scalar[32],
+                              unsigned char share[32]) {
+    unsigned char generator[32];
+    tshi_uv_generator(secret, generator);
+    crypto_core_ristretto255_scalar_random(scalar);
+    /* fails only for a scalar of 0, which is never drawn; a share of zeros would be refused */
+    if (crypto_scalarmult_ristretto255(share, scalar, generator) != 0) memset(share, 0, 32);
+    sodium_memzero(generator, sizeof generator);
+}
+
+/* Computes the session secret from this end's private key and the other end's share, and erases the
+ * private key. It depends on all fields of hello, and on `base`: world->secret, or world->mesh.
+ * Returns 0 if the share is not a valid point. */
+static int tshi_uv_agree(const unsigned char base[32], unsigned char scalar[32],
+                         const unsigned char share[32], const tshi_uv_hello *hello,
+                         unsigned char session[32]) {
+    static const char suite[] = "CPaceRistretto255_ISK";
+    unsigned char point[32], fields[44], key[64];
+    tshi_uv_cursor c = tshi_uv_cursor_over(fields, sizeof fields, 1);
+    tshi_uv_hello all = *hello;
+    crypto_hash_sha512_state hash;
+    int valid = crypto_scalarmult_ristretto255(point, scalar, share) == 0;
+    tshi_uv_hello_fields(&c, &all);
+    (void)crypto_hash_sha512_init(&hash);
+    tshi_uv_hash_part(&hash, suite, sizeof suite - 1);
+    tshi_uv_hash_part(&hash, "", 0);
+    tshi_uv_hash_part(&hash, point, sizeof point);
+    tshi_uv_hash_part(&hash, hello->client_share, 32);
+    tshi_uv_hash_part(&hash, fields, sizeof fields);
+    tshi_uv_hash_part(&hash, hello->server_share, 32);
+    tshi_uv_hash_part(&hash, "", 0);
+    (void)crypto_hash_sha512_final(&hash, key);
+    (void)crypto_auth_hmacsha256(session, key, sizeof key, base);
+    sodium_memzero(scalar, 32);
+    sodium_memzero(point, sizeof point);
+    sodium_memzero(key, sizeof key);
+    sodium_memzero(&hash, sizeof hash);
+    return valid;
+}
+
+/* ---- records ---- */
+
+/* Encrypts, or decrypts, the records of one direction of a connection. */
+typedef struct tshi_uv_cipher {
+    crypto_aead_aes256gcm_state state; /* AES-256-GCM: the expanded key */
+    unsigned char key[32];             /* ChaCha20-Poly1305: the key */
+    unsigned char chain[32];           /* secret from which this key was made, and the next one is */
+    uint64_t count;                    /* number of records under this key, the next one's nonce */
+    int aes;                           /* 1: AES-256-GCM, 0: ChaCha20-Poly1305 */
+} tshi_uv_cipher;
+
+/* What an encrypted connection has beside its socket. A control connection uses the ciphers alone.
+ */
+struct tshi_uv_channel {
+    tshi_uv_cipher out, in; /* this end's key, and the other end's */
+    /* records of a data connection that are to be sent, and that have arrived */
+    tshi_uv_buffer outgoing, incoming;
+    size_t sent;   /* bytes of `outgoing` that are sent */
+    size_t sealed; /* bytes of header and payload that are in `outgoing` */
+    size_t opened; /* bytes of `incoming` whose records are decrypted */
+};
+
+/* Makes the key of the cipher's next records from its chain. */
+static void tshi_uv_cipher_key(tshi_uv_cipher *cipher) {
+    (void)crypto_auth_hmacsha256(cipher->key, (const unsigned char *)"key", 3, cipher->chain);
+    (void)crypto_auth_hmacsha256(cipher->chain, (const unsigned char *)"next", 4, cipher->chain);
+    cipher->count = 0;
+    if (!cipher->aes) return;
+    (void)crypto_aead_aes256gcm_beforenm(&cipher->state, cipher->key);
+    sodium_memzero(cipher->key, sizeof cipher->key);
+}
+
+/* who: whose records the cipher is for, 'C' for the client's or 'S' for the server's. agreed: what
+ * the handshake has agreed on (TSHI_UV_SEALED, ...). */
+static void tshi_uv_cipher_begin(tshi_uv_cipher *cipher, const unsigned char session[32], char who,
+                                 int agreed) {
+    unsigned char label[3] = {'k', (unsigned char)who, (unsigned char)agreed};
+    cipher->aes = (agreed & TSHI_UV_AES) != 0;
+    (void)crypto_auth_hmacsha256(cipher->chain, label, sizeof label, session);
+    tshi_uv_cipher_key(cipher);
+}
+
+/* Returns the ciphers of a connection whose handshake gave `session`. NULL: no memory. */
+static tshi_uv_channel *tshi_uv_channel_new(const unsigned char session[32], int client,
+                                            int agreed) {
+    tshi_uv_channel *channel = (tshi_uv_channel *)calloc(1, sizeof *channel);
+    if (!channel) return NULL;
+    tshi_uv_cipher_begin(&channel->out, session, client ? 'C' : 'S', agreed);
+    tshi_uv_cipher_begin(&channel->in, session, client ? 'S' : 'C', agreed);
+    return channel;
+}
+
+static void tshi_uv_channel_free(tshi_uv_channel **channel) { /* Erases the keys. */
+    if (!*channel) return;
+    free((*channel)->outgoing.data);
+    free((*channel)->incoming.data);
+    sodium_memzero(*channel, sizeof **channel);
+    free(*channel);
+    *channel = NULL;
+}
+
+/* Writes the nonce of the cipher's next record, after a change of the key if that is due. Both ends
+ * count alike, so no nonce is sent. */
+static void tshi_uv_cipher_nonce(tshi_uv_cipher *cipher, unsigned char nonce[12]) {
+    tshi_uv_cursor c = tshi_uv_cursor_over(nonce, 12, 1);
+    if (cipher->count == TSHI_UV_RECORDS_PER_KEY) tshi_uv_cipher_key(cipher);
+    (void)tshi_uv_field(&c, cipher->count++, 8);
+    (void)tshi_uv_field(&c, 0, 4);
+}
+
+/* Encrypts n bytes into `record`, n + TSHI_UV_TAG bytes, which may begin where the bytes do. */
+static void tshi_uv_seal(tshi_uv_cipher *cipher, const void *bytes, size_t n, void *record) {
+    const unsigned char *from = (const unsigned char *)bytes;
+    unsigned char *to = (unsigned char *)record, nonce[12];
+    tshi_uv_cipher_nonce(cipher, nonce);
+    if (cipher->aes)
+        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(
+            to, to + n, NULL, from, n, NULL, 0, NULL, nonce, &cipher->state);
+    else
+        (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(to, to + n, NULL, from, n, NULL,
+                                                                 0, NULL, nonce, cipher->key);
+}
+
+/* Decrypts a record of n bytes and a tag into `bytes`, which may begin where the record does.
+ * Returns 0 if the tag is wrong; what `bytes` has then is not to be used. */
+static int tshi_uv_unseal(tshi_uv_cipher *cipher, const void *record, size_t n, void *bytes) {
+    const unsigned char *from = (const unsigned char *)record;
+    unsigned char *to = (unsigned char *)bytes, nonce[12];
+    tshi_uv_cipher_nonce(cipher, nonce);
+    if (cipher->aes)
+        return crypto_aead_aes256gcm_decrypt_detached_afternm(
+                   to, NULL, from, n, from + n, NULL, 0, nonce, &cipher->state) == 0;
+    return crypto_aead_chacha20poly1305_ietf_decrypt_detached(to, NULL, from, n, from + n, NULL, 0,
+                                                              nonce, cipher->key) == 0;
 }
 
 /* ========================================================================== */
@@ -1687,6 +1906,17 @@ static tsh_result tshi_uv_set_checksum(const tsh_uv_desc *desc, tsh_uv_world *wo
     return has < 0 ? error->code : TSH_OK;
 }
 
+/* Sets world->encrypt: 1: all connections are encrypted, -1: none unless the peer wants it, 0: with
+ * a key, those that are not loopback. */
+static tsh_result tshi_uv_set_encrypt(const tsh_uv_desc *desc, tsh_uv_world *world,
+                                      tsh_error *error) {
+    int on = 0, has = 0;
+    world->encrypt = desc->encrypt > 0 ? 1 : desc->encrypt < 0 ? -1 : 0;
+    if (!world->encrypt) has = tshb_env_int("TSHARD_ENCRYPT", 0, 1, &on, error);
+    if (has > 0) world->encrypt = on ? 1 : -1;
+    return has < 0 ? error->code : TSH_OK;
+}
+
 /* Reads and checks all settings of the world; opens no socket. */
 static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     unsigned char hash[32];
@@ -1705,7 +1935,9 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
         tshi_uv_text(desc->job, "TSHARD_JOB", world->jobname, sizeof world->jobname, error) < 0 ||
         tshi_uv_set_key(desc, world, error) != TSH_OK)
         return error->code;
-    if (tshi_uv_set_checksum(desc, world, error) != TSH_OK) return error->code;
+    if (tshi_uv_set_checksum(desc, world, error) != TSH_OK ||
+        tshi_uv_set_encrypt(desc, world, error) != TSH_OK)
+        return error->code;
     if (world->heartbeat < TSHI_UV_SECOND)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
                              "a heartbeat of %.3f s (TSHARD_HEARTBEAT) is below 1 s, the least "
@@ -1795,11 +2027,14 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_failed(world);
 }
 
-/* Format of the error for a wrong checksum. Arguments: "data" or "control"; this rank and its
- * host:port; the peer and its host:port; what was damaged; "" or " of all-reduce ...". */
+/* Format of the error for a wrong checksum or tag. Arguments: "data" or "control"; this rank and its
+ * host:port; the peer and its host:port; TSHI_UV_CHECK_OF; what was damaged; "" or " of all-reduce
+ * ...". */
 #define TSHI_UV_DAMAGED_TEXT                                                                       \
-    "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the checksum of %s%s is "   \
-    "wrong; is a network card, cable or switch between them faulty?"
+    "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the %s of %s%s is wrong; "  \
+    "is a network card, cable or switch between them faulty?"
+/* What shows damage on a connection; channel NULL: it is not encrypted. */
+#define TSHI_UV_CHECK_OF(channel) ((channel) ? "tag" : "checksum")
 
 /* Returns the group with this id; NULL: none. The caller must hold the lock. */
 static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {
@@ -1819,7 +2054,7 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
 /* >>uv-post                                        MARK: - uv-post (private) */
 /* Sends control messages. tshi_uv_write begins one, in world->outgoing.      */
 /* The *_field functions append fields to it; tshi_uv_post sends it.          */
-/* Needs: >>uv-check >>uv-wire >>uv-socket.                                   */
+/* Needs: >>uv-check >>uv-secret >>uv-socket.                                 */
 /* ========================================================================== */
 
 /* limit of unsent bytes to one peer: above it, new messages to that peer are discarded */
@@ -1871,6 +2106,20 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
+/* Sends world->outgoing, n bytes with the place of a checksum after length and type, as two records.
+ */
+static void tshi_uv_post_sealed(tshi_uv_peer *peer, size_t n) {
+    const unsigned char *bytes = peer->world->outgoing.bytes;
+    const size_t head = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL; /* length and type */
+    const size_t payload = n - TSHI_UV_MESSAGE_HEAD;
+    char *to = peer->out.data + peer->out.used;
+    tshi_uv_seal(&peer->channel->out, bytes, head, to);
+    tshi_uv_seal(&peer->channel->out, bytes + TSHI_UV_MESSAGE_HEAD, payload,
+                 to + head + TSHI_UV_TAG);
+    peer->out.used += head + payload + 2 * TSHI_UV_TAG;
+    tshi_uv_flush(peer);
+}
+
 /* Sends world->outgoing, the message that tshi_uv_write began, to the peer. No-op if there is no
  * connection to it (the peer may be this rank), if too much is unsent (a peer that does not read
  * will be found silent), or if memory is lacking. */
@@ -1883,9 +2132,13 @@ static void tshi_uv_post(tshi_uv_peer *peer) {
     size_t before = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL;
     tshi_uv_cursor c = tshi_uv_cursor_over(outgoing->bytes, n + TSHI_UV_MESSAGE_TAIL, 1);
     if (peer->fd < 0 || outgoing->c.bad || n > TSHI_UV_MESSAGE_HEAD + TSHI_UV_PAYLOAD ||
-        peer->out.used > TSHI_UV_BACKLOG || !tshi_uv_reserve(&peer->out, n + TSHI_UV_MESSAGE_TAIL))
+        peer->out.used > TSHI_UV_BACKLOG || !tshi_uv_reserve(&peer->out, n + 2 * TSHI_UV_TAG))
         return;
     (void)tshi_uv_field(&c, n - TSHI_UV_MESSAGE_HEAD, 4);
+    if (peer->channel) {
+        tshi_uv_post_sealed(peer, n);
+        return;
+    }
     c.at = outgoing->bytes + before;
     (void)tshi_uv_field(&c, tshi_uv_crc(world, 0, outgoing->bytes, before), 4);
     c.at = outgoing->bytes + n;
@@ -2445,6 +2698,7 @@ static void tshi_uv_conn_free(tshi_uv_conn *conn) {
     tshi_uv_unwatch(&conn->poll);
     tshi_uv_close_fd(&conn->fd);
     tshi_uv_close_fd(&conn->earlier);
+    sodium_memzero(conn, sizeof *conn); /* the session's secrets are in it */
     free(conn);
 }
 
@@ -2479,9 +2733,14 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
-/* Returns the key (32 bytes) for the handshake of a connection with this purpose. */
-static const unsigned char *tshi_uv_secret(const tsh_uv_world *world, uint32_t purpose) {
-    return purpose == TSHI_UV_JOIN ? world->secret : world->mesh;
+/* Computes conn->session, from this end's private key and the other end's share. Returns 0 if that
+ * is not a valid one. */
+static int tshi_uv_set_session(tshi_uv_conn *conn) {
+    const tsh_uv_world *world = conn->world;
+    const tshi_uv_hello *hello = &conn->hello;
+    return tshi_uv_agree(hello->purpose == TSHI_UV_JOIN ? world->secret : world->mesh, conn->scalar,
+                         conn->dialled ? hello->server_share : hello->client_share, hello,
+                         conn->session);
 }
 
 /* Returns the data connection to `peer`, a rank of the group: for SEND and RECV if `messages` is 1,
@@ -2547,11 +2806,21 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
     return link->fd < 0 || same ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
 }
 
-/* Returns 1 if this rank wants checksums on the data connection fd. */
-static int tshi_uv_wants_checks(const tsh_uv_world *world, int fd) {
+/* Returns what this rank wants of the connection fd, and can: bits of tshi_uv_option. */
+static int tshi_uv_wants(const tsh_uv_world *world, int fd) {
     tshi_uv_address own;
-    if (world->checksum) return world->checksum > 0;
-    return !tshi_uv_end_of(fd, 0, &own) || !tshi_uv_loopback(&own);
+    int far = !tshi_uv_end_of(fd, 0, &own) || !tshi_uv_loopback(&own);
+    int options = crypto_aead_aes256gcm_is_available() ? TSHI_UV_AES : 0;
+    if (world->checksum ? world->checksum > 0 : far) options |= TSHI_UV_CHECKED;
+    if (world->encrypt ? world->encrypt > 0 : far && world->keyed) options |= TSHI_UV_SEALED;
+    return options;
+}
+
+/* Returns the options of a connection whose ends want `a` and `b`: checksums, or encryption, if
+ * either end wants it. */
+static int tshi_uv_agreed(int a, int b) {
+    if ((a | b) & TSHI_UV_SEALED) return TSHI_UV_SEALED | (a & b & TSHI_UV_AES);
+    return (a | b) & TSHI_UV_CHECKED;
 }
 
 static const char *tshi_uv_status_text(uint32_t status) {
@@ -2580,8 +2849,9 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
     if (hello->version != TSHI_UV_VERSION) {
         status = TSHI_UV_OTHER_VERSION;
     } else {
-        tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, expected);
-        status = sodium_memcmp(proof, expected, 32) != 0
+        int valid = tshi_uv_set_session(conn);
+        tshi_uv_proof(conn->session, 'C', 0, 0, hello, expected);
+        status = !valid || sodium_memcmp(proof, expected, 32) != 0
                      ? TSHI_UV_OTHER_KEY
                      : tshi_uv_check_hello(world, hello, &value);
     }
@@ -2592,9 +2862,10 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
         tshi_uv_note(world, TSHI_UV_OF_KEY_HOLDERS,
                      "rank %d refused %s, which says that it is rank %d of %d: %s", world->rank,
                      conn->name, hello->client, hello->size, tshi_uv_status_text(status));
-    if (status == TSHI_UV_WELCOME) value = hello->checks || tshi_uv_wants_checks(world, conn->fd);
-    tshi_uv_put_reply(conn->out, status, value, hello, tshi_uv_secret(world, hello->purpose));
-    hello->checks = value != 0; /* matters only if the reply is a welcome */
+    if (status == TSHI_UV_WELCOME)
+        value = tshi_uv_agreed(hello->options, tshi_uv_wants(world, conn->fd));
+    tshi_uv_put_reply(conn->out, status, value, hello, conn->session);
+    hello->options = (int)value; /* matters only if the reply is a welcome */
     conn->out_used = TSHI_UV_REPLY;
     conn->welcome = status == TSHI_UV_WELCOME;
     conn->phase = TSHI_UV_REPLIES;
@@ -2621,7 +2892,7 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
     unsigned char proof[32];
-    if (!tshi_uv_server_hello(conn->in, 0, &hello->version, hello->server_nonce)) {
+    if (!tshi_uv_server_hello(conn->in, 0, &hello->version, hello->server_share)) {
         tshi_uv_hindered(world, "something else than tshard answers at %s", conn->name);
         return 0;
     }
@@ -2633,9 +2904,13 @@ static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     hello->size = world->size;
     hello->job = world->job;
     hello->process = world->process;
-    hello->checks = tshi_uv_wants_checks(world, conn->fd);
-    randombytes_buf(hello->client_nonce, sizeof hello->client_nonce);
-    tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, proof);
+    hello->options = tshi_uv_wants(world, conn->fd);
+    tshi_uv_new_share(world->secret, conn->scalar, hello->client_share);
+    if (!tshi_uv_set_session(conn)) {
+        tshi_uv_unproven(conn, "it sent a share that is not valid");
+        return 0;
+    }
+    tshi_uv_proof(conn->session, 'C', 0, 0, hello, proof);
     tshi_uv_client_hello(conn->out, 1, hello, proof);
     conn->out_used = TSHI_UV_CLIENT_HELLO;
     conn->in_used = 0;
@@ -2684,13 +2959,13 @@ static void tshi_uv_refused(tshi_uv_conn *conn, uint32_t status, int64_t value) 
 /* Checks the server's reply in conn->in. Returns 1 if it is a welcome: both ends are
  * authenticated. */
 static int tshi_uv_accept_reply(tshi_uv_conn *conn) {
-    const unsigned char *secret = tshi_uv_secret(conn->world, conn->hello.purpose);
     uint32_t status;
     int64_t value;
-    if (!tshi_uv_get_reply(conn->in, &conn->hello, secret, &status, &value))
+    if (!tshi_uv_get_reply(conn->in, &conn->hello, conn->session, &status, &value))
         status = TSHI_UV_OTHER_KEY;
     if (status != TSHI_UV_WELCOME) tshi_uv_refused(conn, status, value);
-    conn->hello.checks = value != 0;
+    /* AES-256-GCM only if this rank has it; matters only if the reply is a welcome */
+    conn->hello.options = (int)value & (conn->hello.options | TSHI_UV_SEALED | TSHI_UV_CHECKED);
     return status == TSHI_UV_WELCOME;
 }
 
@@ -2991,6 +3266,7 @@ static void tshi_uv_form(tsh_uv_world *world) {
 static void tshi_uv_peer_end(tshi_uv_peer *peer, tshi_uv_state state) {
     tshi_uv_unwatch(&peer->poll);
     tshi_uv_close_fd(&peer->fd);
+    tshi_uv_channel_free(&peer->channel);
     peer->in.used = peer->out.used = 0; /* discards unread and unsent bytes */
     peer->state = state;                /* why the connection ended */
 }
@@ -3194,13 +3470,17 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     }
 }
 
-/* Reads a checksum and compares it with that of the n bytes before it. Returns 0 if it is wrong. */
-static int tshi_uv_check_field(const tshi_uv_peer *peer, tshi_uv_cursor *c, size_t n) {
-    uint32_t check = tshi_uv_crc(peer->world, 0, c->at - n, n);
-    return tshi_uv_field(c, 0, TSHI_UV_MESSAGE_TAIL) == check;
+/* Checks n bytes of the first message in peer->in, from byte `from` on, by the checksum after them,
+ * which covers all of the message so far; or decrypts them, where they are. Returns 0 if the
+ * checksum, or the tag, is wrong. */
+static int tshi_uv_intact(const tshi_uv_peer *peer, size_t from, size_t n) {
+    char *message = peer->in.data, *at = message + from;
+    tshi_uv_cursor c = tshi_uv_cursor_over(at + n, TSHI_UV_MESSAGE_TAIL, 0);
+    if (peer->channel) return tshi_uv_unseal(&peer->channel->in, at, n, at);
+    return tshi_uv_field(&c, 0, 4) == tshi_uv_crc(peer->world, 0, message, from + n);
 }
 
-/* Handles a wrong checksum of a control message: what follows on this connection cannot be read.
+/* Handles a wrong checksum or tag of a control message: what follows on this connection cannot be read.
  * The connection stays open, so that the peer still gets this rank's report and decision. */
 static void tshi_uv_deafen(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
@@ -3214,34 +3494,39 @@ static void tshi_uv_deafen(tshi_uv_peer *peer) {
     if (world->parting) return; /* this rank shuts down: no error */
     tshi_uv_suspect(world, TSHI_UV_DAMAGED, TSH_ERR_LOST, tshb_blamed(world->rank, peer->rank),
                     TSHI_UV_DAMAGED_TEXT, "control", world->rank, texts[0], peer->rank, texts[1],
-                    "a control message", "");
+                    TSHI_UV_CHECK_OF(peer->channel), "a control message", "");
 }
 
 /* Handles the first message in peer->in. Returns 1: handled, or it is damaged; 0: incomplete;
  * -1: malformed. */
 static int tshi_uv_next_message(tshi_uv_peer *peer) {
+    const size_t tail = peer->channel ? (size_t)TSHI_UV_TAG : (size_t)TSHI_UV_MESSAGE_TAIL;
+    const size_t head = 5 + tail; /* length and type, then their checksum or tag */
     tshi_uv_cursor c = tshi_uv_cursor_over(peer->in.data, peer->in.used, 0);
-    size_t n = (size_t)tshi_uv_field(&c, 0, 4); /* length of the payload */
-    unsigned type = (unsigned)tshi_uv_field(&c, 0, 1);
-    int right = peer->in.used < TSHI_UV_MESSAGE_HEAD || tshi_uv_check_field(peer, &c, 5);
-    if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD) return 0; /* the head is incomplete */
-    /* the payload is too long, or the type unknown */
-    if (right && (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES)) return -1;
-    if (right && peer->in.used < TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL) return 0;
-    if (right) { /* the whole message has arrived */
-        tshi_uv_cursor end = c;
-        end.at += n;
-        right = tshi_uv_check_field(peer, &end, TSHI_UV_MESSAGE_HEAD + n);
-    }
-    if (!right) {
+    size_t n; /* length of the payload */
+    unsigned type;
+    if (peer->in.used < head) return 0; /* the head is incomplete */
+    if (!peer->opened && !tshi_uv_intact(peer, 0, 5)) {
         tshi_uv_deafen(peer);
         return 1;
     }
+    peer->opened = 1; /* a head is decrypted only once, also if its payload arrives later */
+    n = (size_t)tshi_uv_field(&c, 0, 4);
+    type = (unsigned)tshi_uv_field(&c, 0, 1);
+    /* the payload is too long, or the type unknown */
+    if (n > TSHI_UV_PAYLOAD || type >= TSHI_UV_TYPES) return -1;
+    if (peer->in.used < head + n + tail) return 0;
+    peer->opened = 0;
+    if (!tshi_uv_intact(peer, head, n)) {
+        tshi_uv_deafen(peer);
+        return 1;
+    }
+    c.at += tail;
     c.end = c.at + n; /* the message's handler reads no further */
     tshi_uv_dispatch(peer, type, &c);
     if (c.bad) return -1;
     if (peer->fd >= 0) /* unless a handler closed the connection: removes the message */
-        tshi_uv_drop(&peer->in, TSHI_UV_MESSAGE_HEAD + n + TSHI_UV_MESSAGE_TAIL);
+        tshi_uv_drop(&peer->in, head + n + tail);
     return 1;
 }
 
@@ -3305,7 +3590,8 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
 
 /* Makes fd the control connection to world rank `rank`. Returns 0 if memory is lacking, which it
  * reports. */
-static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *name) {
+static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, tshi_uv_channel *channel,
+                          const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
 #ifdef TCP_THIN_LINEAR_TIMEOUTS
     /* Switches on that TCP, after a short break of the network, resends at even intervals, not at
@@ -3319,7 +3605,8 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, const char *nam
         return 0;
     }
     peer->fd = fd;
-    peer->used = peer->deaf = 0;
+    peer->channel = channel;
+    peer->used = peer->deaf = peer->opened = 0;
     peer->events = UV_READABLE; /* the events that peer->poll watches now */
     peer->state = TSHI_UV_THERE;
     /* the peer's silence is counted from here on */
@@ -3342,7 +3629,8 @@ static int tshi_uv_is_local(int fd) {
 
 /* Assigns a data connection to its tshi_uv_link; returns 0 if no link needs it. Between ranks of
  * one host a small send buffer lets the receiver read bytes while they are in the cache. */
-static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd) {
+static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, int rank, int fd,
+                              tshi_uv_channel *channel) {
     tshi_uv_link *link = tshi_uv_meant(world, hello, rank);
     int near = TSHI_UV_NEAR; /* size of the send buffer in bytes */
     if (!link) return 0;     /* no group needs this connection any more */
@@ -3350,7 +3638,9 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     if (link->fd < 0) link->group->missing--; /* the group lacks one connection less */
     tshi_uv_close_fd(&link->fd);              /* the connection of an earlier attempt, if any */
     link->fd = fd;
-    link->checks = hello->checks;
+    link->checks = (hello->options & TSHI_UV_CHECKED) != 0;
+    tshi_uv_channel_free(&link->channel);
+    link->channel = channel;
     return 1;
 }
 
@@ -3368,23 +3658,33 @@ static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
 static void tshi_uv_proven(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int rank = conn->dialled ? conn->hello.server : conn->hello.client, kept;
+    tshi_uv_channel *channel = NULL;
     tshi_uv_unwatch(&conn->poll);
+    if (conn->hello.options & TSHI_UV_SEALED) {
+        channel = tshi_uv_channel_new(conn->session, conn->dialled, conn->hello.options);
+        if (!channel) {
+            tshi_uv_lacks_memory(world, rank);
+            tshi_uv_conn_end(conn);
+            return;
+        }
+    }
     if (!conn->dialled) world->peer[rank].process = conn->hello.process;
     if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
         /* closes the connection of an earlier attempt, if any */
         tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
-        kept = tshi_uv_attach(world, rank, conn->fd, conn->name);
+        kept = tshi_uv_attach(world, rank, conn->fd, channel, conn->name);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
         /* sends all ranks the list of absent ranks, which has changed */
         if (kept && world->rank == 0) tshi_uv_tell_absent(world);
     } else {
-        kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd);
+        kept = tshi_uv_place_link(world, &conn->hello, rank, conn->fd, channel);
         if (kept && conn->dialled) tshi_uv_tell_linked(world, rank);
     }
     if (kept) {
         conn->fd = -1; /* the peer or the link owns the socket now */
         tshi_uv_conn_free(conn);
     } else {
+        tshi_uv_channel_free(&channel);
         tshi_uv_conn_end(conn); /* if this rank dialled, it dials again */
     }
 }
@@ -3424,8 +3724,8 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
         tshi_uv_conn_end(conn); /* there is no memory to watch the socket */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        randombytes_buf(conn->hello.server_nonce, 32); /* so no client hello can be replayed */
-        (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_nonce);
+        tshi_uv_new_share(conn->world->secret, conn->scalar, conn->hello.server_share);
+        (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_share);
         conn->out_used = TSHI_UV_SERVER_HELLO;
         conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the client hello, to be read */
         tshi_uv_conn_event(conn->poll, 0, 0); /* writes the server hello at once */
@@ -3867,6 +4167,7 @@ static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a gro
     for (int i = 0; group->link && i < 2 * group->size; i++) {
         tshi_uv_unwatch(&group->link[i].poll);
         tshi_uv_close_fd(&group->link[i].fd);
+        tshi_uv_channel_free(&group->link[i].channel);
     }
     for (int i = 0; i < TSHI_UV_OPS; i++) free(group->op[i].scratch);
     tshi_uv_close_fd(&group->listener);
@@ -4408,13 +4709,168 @@ static int64_t tshi_uv_block(const tshi_uv_op *op, int peer, int64_t offset, int
 }
 
 /* ========================================================================== */
+/* >>uv-sealed                                    MARK: - uv-sealed (private) */
+/* Sends and receives the frames of an encrypted data connection: a record    */
+/* with the header, then records with pieces of the payload. A piece is       */
+/* encrypted as a whole, so it is sent once all of it is ready, and stored    */
+/* once there is space for all of it; the peer decrypts a piece while the     */
+/* next one is encrypted. Nothing is used before its tag is checked.          */
+/* Needs: >>uv-algorithm.                                                     */
+/* ========================================================================== */
+
+enum { TSHI_UV_PIECE = 64 << 10 }; /* bytes of payload in a record, at most */
+
+/* Results of the functions below that are no numbers of bytes. */
+enum { TSHI_UV_IO_FAILED = -1, TSHI_UV_IO_CLOSED = -2, TSHI_UV_BAD_TAG = -3, TSHI_UV_NO_ROOM = -4 };
+
+/* Sets s->block to the end of the piece of payload that comes next; returns its size, 0 at the end
+ * of the frame. Both ends compute the same. */
+static size_t tshi_uv_next_piece(const tshi_uv_op *op, int peer, tshi_uv_stream *s, int out) {
+    if (s->done == s->total) return 0;
+    s->block = tshi_uv_min(tshi_uv_block(op, peer, s->done, s->total, out),
+                           s->done + TSHI_UV_PIECE);
+    return (size_t)(s->block - s->done);
+}
+
+/* Returns 1 if all of the piece can be sent (out = 1), or stored, now. *whole: where it is, or
+ * belongs; NULL: in several places. */
+static int tshi_uv_piece_at(const tshi_uv_op *op, int peer, const tshi_uv_stream *s, int out,
+                            char **whole) {
+    int64_t at = s->done;
+    *whole = NULL;
+    while (at < s->block) {
+        tshi_uv_span span = tshi_uv_bytes_at(op, peer, at, s->total, out);
+        if (span.size <= 0) return 0;
+        if (at == s->done && span.size >= s->block - at) *whole = span.at;
+        at += span.size;
+    }
+    return 1;
+}
+
+/* Copies the piece from its places to `bytes` (out = 1), or from `bytes` to its places. */
+static void tshi_uv_copy_piece(const tshi_uv_op *op, int peer, const tshi_uv_stream *s, int out,
+                               char *bytes) {
+    for (int64_t at = s->done, now; at < s->block; at += now, bytes += now) {
+        tshi_uv_span span = tshi_uv_bytes_at(op, peer, at, s->total, out);
+        now = tshi_uv_min(span.size, s->block - at);
+        memcpy(out ? bytes : span.at, out ? span.at : bytes, (size_t)now);
+    }
+}
+
+/* Encrypts `left` bytes of a header (0: it is sent already), and the next piece of op's payload if
+ * that is ready. op NULL: there is no payload. Returns 0 if memory is lacking. */
+static int tshi_uv_seal_next(tshi_uv_link *link, const void *head, size_t left,
+                             const tshi_uv_op *op, tshi_uv_stream *s) {
+    tshi_uv_channel *channel = link->channel;
+    tshi_uv_buffer *to = &channel->outgoing;
+    size_t n = op ? tshi_uv_next_piece(op, link->peer, s, 1) : 0;
+    char *whole = NULL, *at;
+    if (n && !tshi_uv_piece_at(op, link->peer, s, 1, &whole)) n = 0;
+    channel->sealed = left + n;
+    if (!channel->sealed) return 1;
+    if (!tshi_uv_reserve(to, left + n + 2 * TSHI_UV_TAG)) return 0;
+    if (left) {
+        tshi_uv_seal(&channel->out, head, left, to->data);
+        to->used = left + TSHI_UV_TAG;
+    }
+    if (!n) return 1;
+    at = to->data + to->used;
+    if (!whole) tshi_uv_copy_piece(op, link->peer, s, 1, at);
+    tshi_uv_seal(&channel->out, whole ? whole : at, n, at);
+    to->used += n + TSHI_UV_TAG;
+    return 1;
+}
+
+/* Sends (out = 1) or receives up to n bytes in one system call, and counts them. Returns how many;
+ * 0: none for now; or TSHI_UV_IO_FAILED (errno), TSHI_UV_IO_CLOSED. */
+static ssize_t tshi_uv_move_bytes(tshi_uv_link *link, char *bytes, size_t n, int out) {
+    uint64_t *count = out ? &link->wrote : &link->got;
+    struct msghdr message;
+    struct iovec iov;
+    ssize_t moved;
+    memset(&message, 0, sizeof message);
+    iov.iov_base = bytes;
+    iov.iov_len = n;
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    moved = out ? sendmsg(link->fd, &message, TSHI_UV_NOSIGNAL) : recvmsg(link->fd, &message, 0);
+    if (moved < 0 && !tshi_uv_later()) return TSHI_UV_IO_FAILED;
+    if (moved == 0 && !out) return TSHI_UV_IO_CLOSED;
+    if (moved < 0) moved = 0;
+    if ((size_t)moved < n) link->want |= out ? UV_WRITABLE : UV_READABLE;
+    TSHI_UV_PUT(count, *count + (uint64_t)moved);
+    return moved;
+}
+
+/* Sends the next records, those with `left` bytes of a header and with a piece of op's payload.
+ * Returns the bytes of header and payload in them, once they are sent completely, else 0; or a
+ * negative result. */
+static ssize_t tshi_uv_send_sealed(tshi_uv_link *link, const void *head, size_t left,
+                                   const tshi_uv_op *op, tshi_uv_stream *s) {
+    tshi_uv_channel *channel = link->channel;
+    tshi_uv_buffer *to = &channel->outgoing;
+    ssize_t n;
+    if (!to->used && !tshi_uv_seal_next(link, head, left, op, s)) return TSHI_UV_NO_ROOM;
+    if (!to->used) return 0; /* the next piece is not ready */
+    n = tshi_uv_move_bytes(link, to->data + channel->sent, to->used - channel->sent, 1);
+    if (n < 0) return n;
+    channel->sent += (size_t)n;
+    if (channel->sent < to->used) return 0;
+    to->used = channel->sent = 0;
+    return (ssize_t)channel->sealed;
+}
+
+/* Decrypts the piece of op's payload that has arrived, n bytes at `at`, to where it belongs.
+ * Returns n; 0: there is no space for it yet; or TSHI_UV_BAD_TAG. */
+static ssize_t tshi_uv_unseal_piece(tshi_uv_link *link, const tshi_uv_op *op, tshi_uv_stream *s,
+                                    char *at, size_t n) {
+    char *whole;
+    if (!tshi_uv_piece_at(op, link->peer, s, 0, &whole)) return 0;
+    if (!tshi_uv_unseal(&link->channel->in, at, n, whole ? whole : at)) return TSHI_UV_BAD_TAG;
+    if (!whole) tshi_uv_copy_piece(op, link->peer, s, 0, at);
+    return (ssize_t)n;
+}
+
+/* Receives the record with a header, `left` bytes (0: it is received already), and one with a piece
+ * of op's payload (op NULL: none is expected). Decrypts one of them, the header to `head`. Returns
+ * the bytes of header or payload in it; 0: it has not arrived completely; or a negative result. */
+static ssize_t tshi_uv_receive_sealed(tshi_uv_link *link, void *head, size_t left,
+                                      const tshi_uv_op *op, tshi_uv_stream *s) {
+    tshi_uv_channel *channel = link->channel;
+    tshi_uv_buffer *from = &channel->incoming;
+    size_t piece = op ? tshi_uv_next_piece(op, link->peer, s, 0) : 0;
+    size_t first = left ? left : piece; /* bytes in the record that is to be decrypted */
+    size_t end = channel->opened + (left ? left + TSHI_UV_TAG : 0) +
+                 (piece ? piece + TSHI_UV_TAG : 0); /* what `from` is to hold */
+    ssize_t n;
+    char *at;
+    if (!first) return 0;
+    if (from->used < end) {
+        if (!tshi_uv_reserve(from, end - from->used)) return TSHI_UV_NO_ROOM;
+        n = tshi_uv_move_bytes(link, from->data + from->used, end - from->used, 0);
+        if (n < 0) return n;
+        from->used += (size_t)n;
+    }
+    if (from->used < channel->opened + first + TSHI_UV_TAG) return 0;
+    at = from->data + channel->opened;
+    if (!left)
+        n = tshi_uv_unseal_piece(link, op, s, at, piece);
+    else
+        n = tshi_uv_unseal(&channel->in, at, left, head) ? (ssize_t)left : (ssize_t)TSHI_UV_BAD_TAG;
+    if (n <= 0) return n;
+    channel->opened += first + TSHI_UV_TAG;
+    if (channel->opened == from->used) from->used = channel->opened = 0;
+    return n;
+}
+
+/* ========================================================================== */
 /* >>uv-flow                                        MARK: - uv-flow (private) */
 /* Moves bytes on the data connections, in frames: a header and a payload.    */
 /* Each connection has a queue of operations per direction (in, out). A       */
 /* connection for messages also has a queue of clears. A clear is a frame     */
 /* without a payload, by which the receiver of a message tells the sender     */
 /* that it may send it.                                                       */
-/* Needs: >>uv-algorithm.                                                     */
+/* Needs: >>uv-sealed.                                                        */
 /* ========================================================================== */
 
 /* Returns 1 if the connection is for SEND and RECV, 0 if it is for collectives. */
@@ -4505,7 +4961,7 @@ static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
         tshi_uv_direct_sums(op);
 }
 
-/* Reports that a checksum of received bytes is wrong. what: "the header" or "the payload". */
+/* Reports that a checksum, or tag, of received bytes is wrong. what: "the header" or "the payload". */
 static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     const tshi_uv_group *group = link->group;
     const tshi_uv_fifo *fifo = tshi_uv_in_use(link);
@@ -4518,7 +4974,8 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     }
     tshi_uv_op_text(group, tshi_uv_first(link->group, fifo), text + 4, sizeof text - 4);
     tshi_uv_report_error(group->world, TSHI_UV_DAMAGED, 0, 0, TSH_ERR_LOST, tshb_blamed(a, b),
-                         TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1], what, text);
+                         TSHI_UV_DAMAGED_TEXT, "data", a, texts[0], b, texts[1],
+                         TSHI_UV_CHECK_OF(link->channel), what, text);
 }
 
 /* Checks the header of a frame that is being received. Returns 0 after reporting an error, else 1.
@@ -4617,6 +5074,22 @@ static void tshi_uv_batch_sum(const tshi_uv_batch *batch, const tsh_uv_world *wo
     }
 }
 
+/* Same as tshi_uv_transfer, for an encrypted connection. */
+static size_t tshi_uv_transfer_sealed(tshi_uv_link *link, const tshi_uv_fifo *fifo, void *head,
+                                      size_t left, const tshi_uv_op *op, tshi_uv_stream *s,
+                                      int out) {
+    tsh_uv_world *world = link->group->world;
+    ssize_t n = out ? tshi_uv_send_sealed(link, head, left, op, s)
+                    : tshi_uv_receive_sealed(link, head, left, op, s);
+    if (n == TSHI_UV_IO_FAILED) tshi_uv_broke(link, fifo, "lost its connection");
+    if (n == TSHI_UV_IO_CLOSED) tshi_uv_broke(link, fifo, "closed its connection");
+    if (n == TSHI_UV_BAD_TAG) tshi_uv_damaged(link, left ? "the header" : "the payload");
+    if (n == TSHI_UV_NO_ROOM)
+        tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                             "rank %d: no memory to encrypt what it sends", world->rank);
+    return n > 0 ? (size_t)n : 0;
+}
+
 /* Sends (out = 1) or receives, in one system call, `left` bytes of a header and then payload of op
  * (NULL: none). Returns how many bytes were moved; if that was not all, link->want has the event to
  * wait for. */
@@ -4628,6 +5101,7 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     /* counts the bytes sent, or received, on this connection, so that a dead one is noticed */
     uint64_t *count = out ? &link->wrote : &link->got;
     ssize_t n;
+    if (link->channel) return tshi_uv_transfer_sealed(link, fifo, head, left, op, s, out);
     batch.used = 0;
     batch.payload = batch.asked = 0;
     tshi_uv_batch_add(&batch, head, left);
@@ -5740,6 +6214,7 @@ TSH_API int(tsh_uv_run)(const tsh_uv_desc *uv, const tsh_desc *desc,
 #undef TSHI_UV_NOSIGNAL
 #undef TSHI_UV_VERSION
 #undef TSHI_UV_DAMAGED_TEXT
+#undef TSHI_UV_CHECK_OF
 #undef TSHI_UV_WIDE
 
 #ifdef __cplusplus
