@@ -38,7 +38,7 @@ static void tshi_uv_generator(const unsigned char secret[32], unsigned char gene
     tshi_uv_hash_part(&hash, secret, 32);
     tshi_uv_hash_part(&hash, zeros, sizeof zeros);
     tshi_uv_hash_part(&hash, channel, sizeof channel - 1);
-    tshi_uv_hash_part(&hash, "", 0); /* no id of the session: shares of both ends are new each time */
+    tshi_uv_hash_part(&hash, "", 0); /* no id of the session: both ends' shares are new */
     (void)crypto_hash_sha512_final(&hash, digest);
     (void)crypto_core_ristretto255_from_hash(generator, digest);
 }
@@ -91,13 +91,12 @@ static int tshi_uv_agree(const unsigned char base[32], unsigned char scalar[32],
 typedef struct tshi_uv_cipher {
     crypto_aead_aes256gcm_state state; /* AES-256-GCM: the expanded key */
     unsigned char key[32];             /* ChaCha20-Poly1305: the key */
-    unsigned char chain[32];           /* secret from which this key was made, and the next one is */
+    unsigned char chain[32];           /* secret from which the next key is made */
     uint64_t count;                    /* number of records under this key, the next one's nonce */
     int aes;                           /* 1: AES-256-GCM, 0: ChaCha20-Poly1305 */
 } tshi_uv_cipher;
 
-/* What an encrypted connection has beside its socket. A control connection uses the ciphers alone.
- */
+/* What an encrypted connection has beside its socket. A control connection has ciphers only. */
 struct tshi_uv_channel {
     tshi_uv_cipher out, in; /* this end's key, and the other end's */
     /* records of a data connection that are to be sent, and that have arrived */

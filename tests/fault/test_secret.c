@@ -71,8 +71,13 @@ static void exchange_run(exchange *x, int flip) {
         memcpy(x->hello[i].client_share, share[0], 32);
         memcpy(x->hello[i].server_share, share[1], 32);
     }
-    if (flip >= 0 && flip < 256) x->hello[1].client_share[flip / 8] ^= (unsigned char)(1 << flip % 8);
-    if (flip >= 256) x->hello[0].server_share[flip / 8 - 32] ^= (unsigned char)(1 << flip % 8);
+    if (flip >= 0) {
+        unsigned char bit = (unsigned char)(1 << flip % 8);
+        if (flip < 256)
+            x->hello[1].client_share[flip / 8] ^= bit;
+        else
+            x->hello[0].server_share[flip / 8 - 32] ^= bit;
+    }
     x->valid[0] = tshi_uv_agree(x->base[0], scalar[0], x->hello[0].server_share, &x->hello[0],
                                 x->session[0]);
     x->valid[1] = tshi_uv_agree(x->base[1], scalar[1], x->hello[1].client_share, &x->hello[1],
@@ -145,7 +150,8 @@ static void test_exchange_refuses(void **state) {
     bad[3][0] = 2;
     memset(bad[1], 0xff, 32);   /* not reduced */
     bad[2][0] = 1;              /* negative */
-    while (crypto_core_ristretto255_is_valid_point(bad[3])) bad[3][0] = (unsigned char)(bad[3][0] + 2);
+    while (crypto_core_ristretto255_is_valid_point(bad[3]))
+        bad[3][0] = (unsigned char)(bad[3][0] + 2);
     for (int i = 0; i < 4; i++) {
         tshi_uv_new_share(bad[0], scalar, share);
         assert_false(tshi_uv_agree(bad[0], scalar, bad[i], &hello, session));
