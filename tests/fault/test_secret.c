@@ -89,6 +89,45 @@ static int exchange_agrees(const exchange *x) {
     return x->valid[0] && x->valid[1] && memcmp(x->session[0], x->session[1], 32) == 0;
 }
 
+/* Bytes written in hexadecimal. */
+static tshi_uv_hashed bytes_of(const char *text, unsigned char bytes[64]) {
+    tshi_uv_hashed part = {NULL, 0};
+    part.at = bytes;
+    assert_int_equal(sodium_hex2bin(bytes, 64, text, strlen(text), NULL, &part.size, NULL), 0);
+    return part;
+}
+
+/* The test vectors of draft-irtf-cfrg-cpace, "CPACE-RISTR255-SHA512". */
+static void test_vectors(void **state) {
+    static const char *const scalars[2] = {
+        "da3d23700a9e5699258aef94dc060dfda5ebb61f02a5ea77fad53f4ff0976d08",
+        "d2316b454718c35362d83d69df6320f38578ed5984651435e2949762d900b80d"};
+    static const char *const shares[2] = {
+        "d40fb265a7abeaee7939d91a585fe59f7053f982c296ec413c624c669308f87a",
+        "08bcf6e9777a9c313a3db6daa510f2d398403319c2341bd506a92e672eb7e307"};
+    tshi_uv_hashed key = {"Password", 8}, channel = {"oc\x0b" "B_responder\x0b" "A_initiator", 26};
+    tshi_uv_hashed transcript[4] = {{NULL, 0}, {"ADa", 3}, {NULL, 0}, {"ADb", 3}};
+    unsigned char sid[64], made[64], right[64], scalar[2][64], share[2][64];
+    tshi_uv_hashed id = bytes_of("7e4b4791d6a8ef019b936c79fb7f2c57", sid);
+    (void)state;
+    tshi_uv_cpace_generator(key, channel, id, made);
+    (void)bytes_of("a6fc82c3b8968fbb2e06fee81ca858586dea50d248f0c7ca6a18b0902a30b36b", right);
+    assert_memory_equal(made, right, 32);
+    for (int i = 0; i < 2; i++) {
+        (void)bytes_of(scalars[i], scalar[i]);
+        transcript[2 * i] = bytes_of(shares[i], share[i]);
+        assert_int_equal(crypto_scalarmult_ristretto255(right, scalar[i], made), 0);
+        assert_memory_equal(right, share[i], 32);
+    }
+    (void)bytes_of("4c5469a16b2364c4b944ebc1a79e51d1674ad47db26e8718154f59faebfaa52d"
+                   "8346f30aa58377117eb20d527f2cbc5c76381f7fd372e89df8239f87f2e02ed1",
+                   right);
+    for (int i = 0; i < 2; i++) {
+        assert_true(tshi_uv_cpace_key(scalar[i], share[1 - i], id, transcript, made));
+        assert_memory_equal(made, right, 64);
+    }
+}
+
 static void test_exchange(void **state) {
     enum { TIMES = 50 };
     static exchange x[TIMES];
@@ -648,9 +687,9 @@ static void test_secrecy(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(exchange), TEST(exchange_differs), TEST(exchange_refuses), TEST(options),
-        TEST(records),  TEST(changed_records),  TEST(whole),            TEST(changes),
-        TEST(secrecy),
+        TEST(vectors), TEST(exchange), TEST(exchange_differs), TEST(exchange_refuses),
+        TEST(options), TEST(records),  TEST(changed_records),  TEST(whole),
+        TEST(changes), TEST(secrecy),
     };
     m = (middle *)shared_memory(sizeof *m);
     right = (answers *)shared_memory(sizeof *right);
