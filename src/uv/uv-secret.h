@@ -189,11 +189,11 @@ static void tshi_uv_seal(tshi_uv_cipher *cipher, const void *bytes, size_t n, vo
     unsigned char *to = (unsigned char *)record, nonce[12];
     tshi_uv_cipher_nonce(cipher, nonce);
     if (cipher->aes)
-        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(
-            to, to + n, NULL, from, n, NULL, 0, NULL, nonce, &cipher->state);
+        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(to, to + n, NULL, from, n, NULL, 0,
+                                                             NULL, nonce, &cipher->state);
     else
-        (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(to, to + n, NULL, from, n, NULL,
-                                                                 0, NULL, nonce, cipher->key);
+        (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(to, to + n, NULL, from, n, NULL, 0,
+                                                                 NULL, nonce, cipher->key);
 }
 
 /* Decrypts a record of n bytes and a tag into `bytes`, which may begin where the record does.
@@ -203,8 +203,8 @@ static int tshi_uv_unseal(tshi_uv_cipher *cipher, const void *record, size_t n, 
     unsigned char *to = (unsigned char *)bytes, nonce[12];
     tshi_uv_cipher_nonce(cipher, nonce);
     if (cipher->aes)
-        return crypto_aead_aes256gcm_decrypt_detached_afternm(
-                   to, NULL, from, n, from + n, NULL, 0, nonce, &cipher->state) == 0;
+        return crypto_aead_aes256gcm_decrypt_detached_afternm(to, NULL, from, n, from + n, NULL, 0,
+                                                              nonce, &cipher->state) == 0;
     return crypto_aead_chacha20poly1305_ietf_decrypt_detached(to, NULL, from, n, from + n, NULL, 0,
                                                               nonce, cipher->key) == 0;
 }

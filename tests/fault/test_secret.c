@@ -105,7 +105,7 @@ static void test_vectors(void **state) {
     static const char *const shares[2] = {
         "d40fb265a7abeaee7939d91a585fe59f7053f982c296ec413c624c669308f87a",
         "08bcf6e9777a9c313a3db6daa510f2d398403319c2341bd506a92e672eb7e307"};
-    tshi_uv_hashed key = {"Password", 8}, channel = {"oc\x0b" "B_responder\x0b" "A_initiator", 26};
+    tshi_uv_hashed key = {"Password", 8}, channel = {"oc\013B_responder\013A_initiator", 26};
     tshi_uv_hashed transcript[4] = {{NULL, 0}, {"ADa", 3}, {NULL, 0}, {"ADb", 3}};
     unsigned char sid[64], made[64], right[64], scalar[2][64], share[2][64];
     tshi_uv_hashed id = bytes_of("7e4b4791d6a8ef019b936c79fb7f2c57", sid);
@@ -187,8 +187,8 @@ static void test_exchange_refuses(void **state) {
     memset(&hello, 0, sizeof hello);
     memset(bad, 0, sizeof bad); /* 0: the neutral element */
     bad[3][0] = 2;
-    memset(bad[1], 0xff, 32);   /* not reduced */
-    bad[2][0] = 1;              /* negative */
+    memset(bad[1], 0xff, 32); /* not reduced */
+    bad[2][0] = 1;            /* negative */
     while (crypto_core_ristretto255_is_valid_point(bad[3]))
         bad[3][0] = (unsigned char)(bad[3][0] + 2);
     for (int i = 0; i < 4; i++) {
@@ -382,10 +382,10 @@ typedef struct middle {
     int port, rank0_port; /* where it listens; atomic: where rank 0 does */
     int armed, hit;       /* atomic: a change is to be made; was made */
     change how;
-    int from;             /* the rank whose bytes are changed */
-    int64_t at;           /* which of them: the first one */
+    int from;   /* the rank whose bytes are changed */
+    int64_t at; /* which of them: the first one */
     uint64_t random;
-    int64_t sent[2];      /* atomic: bytes that each rank has sent */
+    int64_t sent[2];                     /* atomic: bytes that each rank has sent */
     unsigned char recorded[2][RECORDED]; /* the first ones of them */
 } middle;
 
@@ -423,9 +423,7 @@ static int send_changed(const pair *p, int from, unsigned char *bytes, size_t at
     put(&m->hit, 1);
     switch (m->how) {
     case FLIP: bytes[at] ^= (unsigned char)(1u << draw(&random) % 8); break;
-    case REPEAT:
-        send_all(to, bytes, at + few);
-        break;
+    case REPEAT: send_all(to, bytes, at + few); break;
     case SWAP:
         if (left < 16 || memcmp(bytes + at, bytes + at + 8, 8) == 0) {
             bytes[at] ^= 1;
@@ -595,8 +593,8 @@ static void run_in_the_middle(int encrypt, char says[2][TSH_MESSAGE_SIZE]) {
     why = world_end(&w);
     (void)kill(child, SIGKILL);
     (void)waitpid(child, NULL, 0);
-    if (why) fail_msg("change %d of byte %lld of rank %d: %s", m->how, (long long)m->at, m->from,
-                      why);
+    if (why)
+        fail_msg("change %d of byte %lld of rank %d: %s", m->how, (long long)m->at, m->from, why);
     for (int r = 0; r < 2; r++) {
         const job *j = &w.jobs[r];
         (void)snprintf(says[r], TSH_MESSAGE_SIZE, "%s",
