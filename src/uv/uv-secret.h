@@ -11,8 +11,8 @@
 /* Needs: >>uv-wire.                                                          */
 /* ========================================================================== */
 
-/* TAG: bytes that a record is longer than what it holds. RECORDS: records after which a direction
- * takes its next key. */
+/* TAG: bytes that a record is longer than what it holds. RECORDS_PER_KEY: records after which a
+ * direction takes its next key. */
 enum { TSHI_UV_TAG = 16, TSHI_UV_RECORDS_PER_KEY = 1 << 24 };
 
 /* ---- CPace (draft-irtf-cfrg-cpace, CPaceRistretto255 with SHA-512) ---- */
