@@ -142,7 +142,7 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
         tshi_uv_conn_end(conn); /* there is no memory to watch the socket */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        tshi_uv_new_share(conn->world->secret, conn->scalar, conn->hello.server_share);
+        tshi_uv_give_share(conn); /* new keys, so no client hello can be replayed */
         (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_share);
         conn->out_used = TSHI_UV_SERVER_HELLO;
         conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the client hello, to be read */

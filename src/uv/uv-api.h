@@ -25,9 +25,9 @@ typedef struct tsh_uv_desc {
     int checksum;      /* 1: data connections have checksums; negative: they have none, unless the
                           peer wants them; 0: as TSHARD_CHECKSUM says, else those that are not
                           loopback have them */
-    int encrypt;       /* 1: connections are encrypted; negative: they are not, unless the peer wants
-                          that; 0: as TSHARD_ENCRYPT says, else those that are not loopback are, if
-                          there is a key */
+    int encrypt;       /* 1: connections are encrypted; negative: they are not, unless the peer
+                          wants that; 0: as TSHARD_ENCRYPT says, else those that are not loopback
+                          are, if there is a key */
     int insecure;      /* 1: other hosts may connect without a key; 0: as TSHARD_INSECURE says */
     double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
                           negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up the names in host

@@ -62,8 +62,37 @@ static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
     return conn;
 }
 
+/* Gives an accepted connection its ephemeral keys. Strangers who come and go get those of others
+ * who went before: the keys cost more time (50 us) than all else that is done for a stranger. */
+static void tshi_uv_give_share(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    int64_t now = tsh_now();
+    while (world->spares) {
+        tshi_uv_share *spare = &world->spare[--world->spares];
+        if (now >= spare->until) continue;
+        memcpy(conn->scalar, spare->scalar, sizeof conn->scalar);
+        memcpy(conn->hello.server_share, spare->share, sizeof spare->share);
+        conn->share_until = spare->until;
+        return;
+    }
+    tshi_uv_new_share(world->secret, conn->scalar, conn->hello.server_share);
+    conn->share_until = now + TSHI_UV_PATIENCE_S * TSHI_UV_SECOND;
+}
+
+/* Keeps the ephemeral keys of an accepted connection that ends, if no client has used them. */
+static void tshi_uv_keep_share(const tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    tshi_uv_share *spare = &world->spare[world->spares];
+    if (conn->phase != TSHI_UV_AWAITS_HELLO || world->spares == TSHI_UV_SPARES) return;
+    memcpy(spare->scalar, conn->scalar, sizeof spare->scalar);
+    memcpy(spare->share, conn->hello.server_share, sizeof spare->share);
+    spare->until = conn->share_until;
+    world->spares++;
+}
+
 static void tshi_uv_conn_free(tshi_uv_conn *conn) {
     tshi_uv_conn **at = &conn->world->conns;
+    tshi_uv_keep_share(conn);
     while (*at != conn) at = &(*at)->next;
     *at = conn->next;
     conn->world->unproven -= !conn->dialled;

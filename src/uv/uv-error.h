@@ -67,9 +67,9 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_failed(world);
 }
 
-/* Format of the error for a wrong checksum or tag. Arguments: "data" or "control"; this rank and its
- * host:port; the peer and its host:port; TSHI_UV_CHECK_OF; what was damaged; "" or " of all-reduce
- * ...". */
+/* Format of the error for a wrong checksum or tag. Arguments: "data" or "control"; this rank and
+ * its host:port; the peer and its host:port; TSHI_UV_CHECK_OF; what was damaged; "" or " of
+ * all-reduce ...". */
 #define TSHI_UV_DAMAGED_TEXT                                                                       \
     "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the %s of %s%s is wrong; "  \
     "is a network card, cable or switch between them faulty?"

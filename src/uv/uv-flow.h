@@ -96,7 +96,8 @@ static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
         tshi_uv_direct_sums(op);
 }
 
-/* Reports that a checksum, or tag, of received bytes is wrong. what: "the header" or "the payload". */
+/* Reports that a checksum, or tag, of received bytes is wrong. what: "the header" or "the
+ * payload". */
 static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     const tshi_uv_group *group = link->group;
     const tshi_uv_fifo *fifo = tshi_uv_in_use(link);

@@ -224,8 +224,8 @@ static int tshi_uv_intact(const tshi_uv_peer *peer, size_t from, size_t n) {
     return tshi_uv_field(&c, 0, 4) == tshi_uv_crc(peer->world, 0, message, from + n);
 }
 
-/* Handles a wrong checksum or tag of a control message: what follows on this connection cannot be read.
- * The connection stays open, so that the peer still gets this rank's report and decision. */
+/* Handles a wrong checksum or tag of a control message: what follows on this connection cannot be
+ * read. The connection stays open, so that the peer still gets this rank's report and decision. */
 static void tshi_uv_deafen(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_address ends[2];

@@ -116,9 +116,9 @@
  *     TSHARD_CHECKSUM            1: check the bytes of all data connections of this rank, 0: of
  *                                none on which the other end does not ask for it; default: of
  *                                those that are not loopback. Control messages are always checked
- *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the other
- *                                end does not ask for it; default: with a key, those that are not
- *                                loopback. An encrypted connection has tags in place of checksums
+ *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the
+ *                                other end does not ask for it; default: with a key, those that
+ *                                are not loopback. These have tags in place of checksums
  *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
  *                                fails; default 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
@@ -141,10 +141,10 @@
  * moved have a wrong tag: one error, which names both ends of the connection, and no wrong number.
  *
  * Not protected: connections that are not encrypted: anybody on the path can read and change them;
- * checksums find accidents, not attacks. Whoever knows the key is trusted: a rank can make the world
- * fail, and blame any rank for it. Without a key any local user may join a loopback job (tshard-run
- * -n makes a random key), and with TSHARD_INSECURE anybody who can connect, also in between two
- * ranks whose connection is encrypted.
+ * checksums find accidents, not attacks. Whoever knows the key is trusted: a rank can make the
+ * world fail, and blame any rank for it. Without a key any local user may join a loopback job
+ * (tshard-run -n makes a random key), and with TSHARD_INSECURE anybody who can connect, also in
+ * between two ranks whose connection is encrypted.
  *
  * UNAUTHENTICATED CONNECTIONS, FIREWALLS
  *

@@ -184,6 +184,7 @@ static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loo
     free(world->search);
     sodium_memzero(world->secret, sizeof world->secret); /* erases the key from memory */
     sodium_memzero(world->mesh, sizeof world->mesh);
+    sodium_memzero(world->spare, sizeof world->spare);
     free(world);
 }
 

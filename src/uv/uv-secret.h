@@ -11,44 +11,80 @@
 /* Needs: >>uv-wire.                                                          */
 /* ========================================================================== */
 
-/* TAG: bytes that a record is longer than what it holds. RECORDS: records after which a direction
- * takes its next key. */
+/* TAG: bytes that a record is longer than what it holds. RECORDS_PER_KEY: records after which a
+ * direction takes its next key. */
 enum { TSHI_UV_TAG = 16, TSHI_UV_RECORDS_PER_KEY = 1 << 24 };
 
 /* ---- CPace (draft-irtf-cfrg-cpace, CPaceRistretto255 with SHA-512) ---- */
 
-/* Hashes a text of less than 128 bytes with its length before it. */
-static void tshi_uv_hash_part(crypto_hash_sha512_state *hash, const void *text, size_t n) {
-    unsigned char length = (unsigned char)n;
-    (void)crypto_hash_sha512_update(hash, &length, 1);
-    (void)crypto_hash_sha512_update(hash, (const unsigned char *)text, n);
+/* A text that is hashed, of less than 128 bytes. */
+typedef struct tshi_uv_hashed {
+    const void *at;
+    size_t size; /* in bytes */
+} tshi_uv_hashed;
+
+/* Hashes n texts, each with its length before it. */
+static void tshi_uv_hash_all(crypto_hash_sha512_state *hash, const tshi_uv_hashed *parts, int n) {
+    for (int i = 0; i < n; i++) {
+        unsigned char length = (unsigned char)parts[i].size;
+        (void)crypto_hash_sha512_update(hash, &length, 1);
+        (void)crypto_hash_sha512_update(hash, (const unsigned char *)parts[i].at, parts[i].size);
+    }
 }
 
-/* Computes the generator of the group that belongs to the shared key. The server greets before it
- * knows who the client is, so the ranks and the other fields of the hello are not in here, but in
- * the session secret. */
-static void tshi_uv_generator(const unsigned char secret[32], unsigned char generator[32]) {
-    static const char suite[] = "CPaceRistretto255", channel[] = "tshard 3";
-    /* zeros after suite and key, with their lengths (1 byte each), fill a block of SHA-512 */
-    static const unsigned char zeros[128 - 1 - sizeof suite - 33] = {0};
+/* Computes the generator of the group that belongs to a key (or password). channel, id: the draft's
+ * CI and sid. */
+static void tshi_uv_cpace_generator(tshi_uv_hashed key, tshi_uv_hashed channel, tshi_uv_hashed id,
+                                    unsigned char generator[32]) {
+    static const unsigned char zeros[128] = {0};
+    tshi_uv_hashed parts[5];
     crypto_hash_sha512_state hash;
     unsigned char digest[64];
+    parts[0].at = "CPaceRistretto255";
+    parts[0].size = 17;
+    parts[1] = key;
+    parts[2].at = zeros; /* they fill a block of SHA-512 (128 bytes) with what is before them */
+    parts[2].size = 128 - 18 - (1 + key.size) - 1;
+    parts[3] = channel;
+    parts[4] = id;
     (void)crypto_hash_sha512_init(&hash);
-    tshi_uv_hash_part(&hash, suite, sizeof suite - 1);
-    tshi_uv_hash_part(&hash, secret, 32);
-    tshi_uv_hash_part(&hash, zeros, sizeof zeros);
-    tshi_uv_hash_part(&hash, channel, sizeof channel - 1);
-    tshi_uv_hash_part(&hash, "", 0); /* no id of the session: shares of both ends are new each time */
+    tshi_uv_hash_all(&hash, parts, 5);
     (void)crypto_hash_sha512_final(&hash, digest);
     (void)crypto_core_ristretto255_from_hash(generator, digest);
 }
 
+/* Computes the key that both ends share (the draft's ISK) from this end's private key (scalar) and
+ * the other end's public one (share). transcript: the client's share and what it says, the server's
+ * share and what it says. Returns 0 if the share is not a valid point. */
+static int tshi_uv_cpace_key(const unsigned char scalar[32], const unsigned char share[32],
+                             tshi_uv_hashed id, const tshi_uv_hashed transcript[4],
+                             unsigned char key[64]) {
+    unsigned char point[32];
+    tshi_uv_hashed parts[3] = {{"CPaceRistretto255_ISK", 21}, {NULL, 0}, {NULL, 32}};
+    crypto_hash_sha512_state hash;
+    int valid = crypto_scalarmult_ristretto255(point, scalar, share) == 0;
+    parts[1] = id;
+    parts[2].at = point;
+    (void)crypto_hash_sha512_init(&hash);
+    tshi_uv_hash_all(&hash, parts, 3);
+    tshi_uv_hash_all(&hash, transcript, 4);
+    (void)crypto_hash_sha512_final(&hash, key);
+    sodium_memzero(point, sizeof point);
+    sodium_memzero(&hash, sizeof hash);
+    return valid;
+}
+
+/* ---- the session secret of a connection ---- */
+
 /* Draws an ephemeral private key (scalar), and computes the public one (share), which the hello
- * carries to the other end. secret: hash of the shared key. */
+ * carries to the other end. secret: hash of the shared key. The server greets before it knows who
+ * the client is, so the generator does not depend on the ranks; the session secret does. */
 static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scalar[32],
                               unsigned char share[32]) {
     unsigned char generator[32];
-    tshi_uv_generator(secret, generator);
+    tshi_uv_hashed key = {NULL, 32}, channel = {"tshard 3", 8}, none = {"", 0};
+    key.at = secret;
+    tshi_uv_cpace_generator(key, channel, none, generator);
     crypto_core_ristretto255_scalar_random(scalar);
     /* fails only for a scalar of 0, which is never drawn; a share of zeros would be refused */
     if (crypto_scalarmult_ristretto255(share, scalar, generator) != 0) memset(share, 0, 32);
@@ -61,27 +97,20 @@ static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scal
 static int tshi_uv_agree(const unsigned char base[32], unsigned char scalar[32],
                          const unsigned char share[32], const tshi_uv_hello *hello,
                          unsigned char session[32]) {
-    static const char suite[] = "CPaceRistretto255_ISK";
-    unsigned char point[32], fields[44], key[64];
+    unsigned char fields[44], key[64];
     tshi_uv_cursor c = tshi_uv_cursor_over(fields, sizeof fields, 1);
     tshi_uv_hello all = *hello;
-    crypto_hash_sha512_state hash;
-    int valid = crypto_scalarmult_ristretto255(point, scalar, share) == 0;
+    tshi_uv_hashed none = {"", 0};
+    tshi_uv_hashed transcript[4] = {{NULL, 32}, {NULL, sizeof fields}, {NULL, 32}, {"", 0}};
+    int valid;
     tshi_uv_hello_fields(&c, &all);
-    (void)crypto_hash_sha512_init(&hash);
-    tshi_uv_hash_part(&hash, suite, sizeof suite - 1);
-    tshi_uv_hash_part(&hash, "", 0);
-    tshi_uv_hash_part(&hash, point, sizeof point);
-    tshi_uv_hash_part(&hash, hello->client_share, 32);
-    tshi_uv_hash_part(&hash, fields, sizeof fields);
-    tshi_uv_hash_part(&hash, hello->server_share, 32);
-    tshi_uv_hash_part(&hash, "", 0);
-    (void)crypto_hash_sha512_final(&hash, key);
+    transcript[0].at = hello->client_share;
+    transcript[1].at = fields;
+    transcript[2].at = hello->server_share;
+    valid = tshi_uv_cpace_key(scalar, share, none, transcript, key);
     (void)crypto_auth_hmacsha256(session, key, sizeof key, base);
     sodium_memzero(scalar, 32);
-    sodium_memzero(point, sizeof point);
     sodium_memzero(key, sizeof key);
-    sodium_memzero(&hash, sizeof hash);
     return valid;
 }
 
@@ -91,13 +120,12 @@ static int tshi_uv_agree(const unsigned char base[32], unsigned char scalar[32],
 typedef struct tshi_uv_cipher {
     crypto_aead_aes256gcm_state state; /* AES-256-GCM: the expanded key */
     unsigned char key[32];             /* ChaCha20-Poly1305: the key */
-    unsigned char chain[32];           /* secret from which this key was made, and the next one is */
+    unsigned char chain[32];           /* secret from which the next key is made */
     uint64_t count;                    /* number of records under this key, the next one's nonce */
     int aes;                           /* 1: AES-256-GCM, 0: ChaCha20-Poly1305 */
 } tshi_uv_cipher;
 
-/* What an encrypted connection has beside its socket. A control connection uses the ciphers alone.
- */
+/* What an encrypted connection has beside its socket. A control connection has ciphers only. */
 struct tshi_uv_channel {
     tshi_uv_cipher out, in; /* this end's key, and the other end's */
     /* records of a data connection that are to be sent, and that have arrived */
@@ -161,11 +189,11 @@ static void tshi_uv_seal(tshi_uv_cipher *cipher, const void *bytes, size_t n, vo
     unsigned char *to = (unsigned char *)record, nonce[12];
     tshi_uv_cipher_nonce(cipher, nonce);
     if (cipher->aes)
-        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(
-            to, to + n, NULL, from, n, NULL, 0, NULL, nonce, &cipher->state);
+        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(to, to + n, NULL, from, n, NULL, 0,
+                                                             NULL, nonce, &cipher->state);
     else
-        (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(to, to + n, NULL, from, n, NULL,
-                                                                 0, NULL, nonce, cipher->key);
+        (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(to, to + n, NULL, from, n, NULL, 0,
+                                                                 NULL, nonce, cipher->key);
 }
 
 /* Decrypts a record of n bytes and a tag into `bytes`, which may begin where the record does.
@@ -175,8 +203,8 @@ static int tshi_uv_unseal(tshi_uv_cipher *cipher, const void *record, size_t n, 
     unsigned char *to = (unsigned char *)bytes, nonce[12];
     tshi_uv_cipher_nonce(cipher, nonce);
     if (cipher->aes)
-        return crypto_aead_aes256gcm_decrypt_detached_afternm(
-                   to, NULL, from, n, from + n, NULL, 0, nonce, &cipher->state) == 0;
+        return crypto_aead_aes256gcm_decrypt_detached_afternm(to, NULL, from, n, from + n, NULL, 0,
+                                                              nonce, &cipher->state) == 0;
     return crypto_aead_chacha20poly1305_ietf_decrypt_detached(to, NULL, from, n, from + n, NULL, 0,
                                                               nonce, cipher->key) == 0;
 }

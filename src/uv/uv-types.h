@@ -76,6 +76,7 @@ enum {
     TSHI_UV_UNPROVEN = 1024,
     TSHI_UV_FEW = 8,      /* lower bound of the limit of unauthenticated connections */
     TSHI_UV_ACCEPTS = 64, /* most connections accepted per event of the listener */
+    TSHI_UV_SPARES = 64,  /* most ephemeral keys that are kept for the next connections */
     /* SO_SNDBUF, in bytes, of a connection between two ranks of one host */
     TSHI_UV_NEAR = 512 << 10,
     /* bytes of a segment; a ring sends every chunk in segments (>>uv-algorithm) */
@@ -239,10 +240,10 @@ typedef struct tshi_uv_hello {
     uint32_t purpose;         /* what the connection is for: a tshi_uv_purpose */
     uint64_t group, job;      /* group: id of a group, 0: none; job: hash of the job's name */
     uint64_t process;         /* random number of the client's process, not 0 */
-    /* bits of tshi_uv_option: what the client wants of this connection, or can. After the handshake:
-     * what both ends have agreed on (tshi_uv_agreed) */
+    /* bits of tshi_uv_option: what the client wants of this connection, or can. After the
+     * handshake: what both ends have agreed on (tshi_uv_agreed) */
     int options;
-    /* ephemeral public keys of both ends, new for each connection: a handshake cannot be replayed */
+    /* ephemeral public keys of both ends, new for each handshake: none can be replayed */
     unsigned char client_share[32], server_share[32];
 } tshi_uv_hello;
 
@@ -250,7 +251,8 @@ typedef struct tshi_uv_hello {
 typedef enum tshi_uv_option {
     TSHI_UV_CHECKED = 1, /* a data connection has checksums */
     TSHI_UV_SEALED = 2,  /* the connection is encrypted; it has tags in place of checksums */
-    TSHI_UV_AES = 4      /* by AES-256-GCM, which both processors compute; else by ChaCha20-Poly1305 */
+    /* by AES-256-GCM, for which both processors have instructions; else by ChaCha20-Poly1305 */
+    TSHI_UV_AES = 4
 } tshi_uv_option;
 
 enum { TSHI_UV_ADDRESSES = 8 }; /* most addresses of one host that are tried */
@@ -379,7 +381,7 @@ typedef struct tshi_uv_peer {
      * was damaged: this rank reads nothing more from it, but still sends to it */
     int used, deaf;
     tshi_uv_channel *channel; /* NULL: the control connection is not encrypted */
-    int opened;               /* 1: the head of the first message in `in` is checked and decrypted */
+    int opened; /* 1: the head of the first message in `in` is checked, and decrypted */
     uint64_t process;        /* random number of the peer's process; 0: it has not dialled */
     tshi_uv_address address; /* address on which the peer listens */
     int placed, ready;       /* on rank 0: placed: address is known; ready: the peer sent READY */
@@ -410,6 +412,12 @@ typedef enum tshi_uv_phase {
     TSHI_UV_REPLIES /* the reply is being sent */
 } tshi_uv_phase;
 
+/* Ephemeral keys of a server, which no client has answered yet. */
+typedef struct tshi_uv_share {
+    unsigned char scalar[32], share[32]; /* private key; public key */
+    int64_t until;                       /* after this time they are not sent to another client */
+} tshi_uv_share;
+
 /* A connection that is not authenticated yet: dialled by this rank (the client), or accepted. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
@@ -431,7 +439,8 @@ typedef struct tshi_uv_conn {
     size_t in_used, in_need, out_used;
     int welcome;   /* server: 1 if the reply accepts the client */
     unsigned char scalar[32]; /* this end's ephemeral private key, until session is computed */
-    unsigned char session[32]; /* the key of both proofs, and of what the connection carries then */
+    int64_t share_until;      /* server: tshi_uv_share.until of that key */
+    unsigned char session[32]; /* session secret, from which all keys of the connection come */
     char name[80]; /* host:port of the other end */
 } tshi_uv_conn;
 
@@ -513,6 +522,8 @@ struct tsh_uv_world {
     int *members;                 /* array that every tshi_uv_blocked.member points into */
     tshi_uv_conn *conns;          /* list of connections not authenticated yet */
     int unproven, unproven_limit; /* number of accepted connections in conns; its limit */
+    tshi_uv_share spare[TSHI_UV_SPARES]; /* keys of connections that ended without a client hello */
+    int spares;                          /* number of valid entries of spare */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     /* world_group: group of all ranks; making: group whose connections are being made, or NULL */
     tshi_uv_group *world_group, *making;

@@ -71,8 +71,13 @@ static void exchange_run(exchange *x, int flip) {
         memcpy(x->hello[i].client_share, share[0], 32);
         memcpy(x->hello[i].server_share, share[1], 32);
     }
-    if (flip >= 0 && flip < 256) x->hello[1].client_share[flip / 8] ^= (unsigned char)(1 << flip % 8);
-    if (flip >= 256) x->hello[0].server_share[flip / 8 - 32] ^= (unsigned char)(1 << flip % 8);
+    if (flip >= 0) {
+        unsigned char bit = (unsigned char)(1 << flip % 8);
+        if (flip < 256)
+            x->hello[1].client_share[flip / 8] ^= bit;
+        else
+            x->hello[0].server_share[flip / 8 - 32] ^= bit;
+    }
     x->valid[0] = tshi_uv_agree(x->base[0], scalar[0], x->hello[0].server_share, &x->hello[0],
                                 x->session[0]);
     x->valid[1] = tshi_uv_agree(x->base[1], scalar[1], x->hello[1].client_share, &x->hello[1],
@@ -82,6 +87,45 @@ static void exchange_run(exchange *x, int flip) {
 
 static int exchange_agrees(const exchange *x) {
     return x->valid[0] && x->valid[1] && memcmp(x->session[0], x->session[1], 32) == 0;
+}
+
+/* Bytes written in hexadecimal. */
+static tshi_uv_hashed bytes_of(const char *text, unsigned char bytes[64]) {
+    tshi_uv_hashed part = {NULL, 0};
+    part.at = bytes;
+    assert_int_equal(sodium_hex2bin(bytes, 64, text, strlen(text), NULL, &part.size, NULL), 0);
+    return part;
+}
+
+/* The test vectors of draft-irtf-cfrg-cpace, "CPACE-RISTR255-SHA512". */
+static void test_vectors(void **state) {
+    static const char *const scalars[2] = {
+        "da3d23700a9e5699258aef94dc060dfda5ebb61f02a5ea77fad53f4ff0976d08",
+        "d2316b454718c35362d83d69df6320f38578ed5984651435e2949762d900b80d"};
+    static const char *const shares[2] = {
+        "d40fb265a7abeaee7939d91a585fe59f7053f982c296ec413c624c669308f87a",
+        "08bcf6e9777a9c313a3db6daa510f2d398403319c2341bd506a92e672eb7e307"};
+    tshi_uv_hashed key = {"Password", 8}, channel = {"oc\013B_responder\013A_initiator", 26};
+    tshi_uv_hashed transcript[4] = {{NULL, 0}, {"ADa", 3}, {NULL, 0}, {"ADb", 3}};
+    unsigned char sid[64], made[64], right[64], scalar[2][64], share[2][64];
+    tshi_uv_hashed id = bytes_of("7e4b4791d6a8ef019b936c79fb7f2c57", sid);
+    (void)state;
+    tshi_uv_cpace_generator(key, channel, id, made);
+    (void)bytes_of("a6fc82c3b8968fbb2e06fee81ca858586dea50d248f0c7ca6a18b0902a30b36b", right);
+    assert_memory_equal(made, right, 32);
+    for (int i = 0; i < 2; i++) {
+        (void)bytes_of(scalars[i], scalar[i]);
+        transcript[2 * i] = bytes_of(shares[i], share[i]);
+        assert_int_equal(crypto_scalarmult_ristretto255(right, scalar[i], made), 0);
+        assert_memory_equal(right, share[i], 32);
+    }
+    (void)bytes_of("4c5469a16b2364c4b944ebc1a79e51d1674ad47db26e8718154f59faebfaa52d"
+                   "8346f30aa58377117eb20d527f2cbc5c76381f7fd372e89df8239f87f2e02ed1",
+                   right);
+    for (int i = 0; i < 2; i++) {
+        assert_true(tshi_uv_cpace_key(scalar[i], share[1 - i], id, transcript, made));
+        assert_memory_equal(made, right, 64);
+    }
 }
 
 static void test_exchange(void **state) {
@@ -143,9 +187,10 @@ static void test_exchange_refuses(void **state) {
     memset(&hello, 0, sizeof hello);
     memset(bad, 0, sizeof bad); /* 0: the neutral element */
     bad[3][0] = 2;
-    memset(bad[1], 0xff, 32);   /* not reduced */
-    bad[2][0] = 1;              /* negative */
-    while (crypto_core_ristretto255_is_valid_point(bad[3])) bad[3][0] = (unsigned char)(bad[3][0] + 2);
+    memset(bad[1], 0xff, 32); /* not reduced */
+    bad[2][0] = 1;            /* negative */
+    while (crypto_core_ristretto255_is_valid_point(bad[3]))
+        bad[3][0] = (unsigned char)(bad[3][0] + 2);
     for (int i = 0; i < 4; i++) {
         tshi_uv_new_share(bad[0], scalar, share);
         assert_false(tshi_uv_agree(bad[0], scalar, bad[i], &hello, session));
@@ -337,10 +382,10 @@ typedef struct middle {
     int port, rank0_port; /* where it listens; atomic: where rank 0 does */
     int armed, hit;       /* atomic: a change is to be made; was made */
     change how;
-    int from;             /* the rank whose bytes are changed */
-    int64_t at;           /* which of them: the first one */
+    int from;   /* the rank whose bytes are changed */
+    int64_t at; /* which of them: the first one */
     uint64_t random;
-    int64_t sent[2];      /* atomic: bytes that each rank has sent */
+    int64_t sent[2];                     /* atomic: bytes that each rank has sent */
     unsigned char recorded[2][RECORDED]; /* the first ones of them */
 } middle;
 
@@ -378,9 +423,7 @@ static int send_changed(const pair *p, int from, unsigned char *bytes, size_t at
     put(&m->hit, 1);
     switch (m->how) {
     case FLIP: bytes[at] ^= (unsigned char)(1u << draw(&random) % 8); break;
-    case REPEAT:
-        send_all(to, bytes, at + few);
-        break;
+    case REPEAT: send_all(to, bytes, at + few); break;
     case SWAP:
         if (left < 16 || memcmp(bytes + at, bytes + at + 8, 8) == 0) {
             bytes[at] ^= 1;
@@ -550,8 +593,8 @@ static void run_in_the_middle(int encrypt, char says[2][TSH_MESSAGE_SIZE]) {
     why = world_end(&w);
     (void)kill(child, SIGKILL);
     (void)waitpid(child, NULL, 0);
-    if (why) fail_msg("change %d of byte %lld of rank %d: %s", m->how, (long long)m->at, m->from,
-                      why);
+    if (why)
+        fail_msg("change %d of byte %lld of rank %d: %s", m->how, (long long)m->at, m->from, why);
     for (int r = 0; r < 2; r++) {
         const job *j = &w.jobs[r];
         (void)snprintf(says[r], TSH_MESSAGE_SIZE, "%s",
@@ -642,9 +685,9 @@ static void test_secrecy(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(exchange), TEST(exchange_differs), TEST(exchange_refuses), TEST(options),
-        TEST(records),  TEST(changed_records),  TEST(whole),            TEST(changes),
-        TEST(secrecy),
+        TEST(vectors), TEST(exchange), TEST(exchange_differs), TEST(exchange_refuses),
+        TEST(options), TEST(records),  TEST(changed_records),  TEST(whole),
+        TEST(changes), TEST(secrecy),
     };
     m = (middle *)shared_memory(sizeof *m);
     right = (answers *)shared_memory(sizeof *right);

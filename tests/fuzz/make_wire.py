@@ -278,8 +278,8 @@ def seeds():
     yield "sealed_verdict", state(3, complete=True, sealed=True) + \
         message(0, VERDICT, error(ERR_LOST, 1, "gone"))
     yield "sealed_message_damaged", sealed + bytes_of(0, b"1" * 40)
-    yield "sealed_message_in_the_clear", sealed + bytes_of(0, head + struct.pack("<I", crc32c(head)) +
-                                                            bytes(12))
+    yield "sealed_message_in_the_clear", sealed + bytes_of(
+        0, head + struct.pack("<I", crc32c(head)) + bytes(12))
     for aes in (False, True):
         by = "_by_aes" if aes else ""
         yield "sealed_direct" + by, running + start(ALLREDUCE, THREE, sealed=True, aes=aes) + \

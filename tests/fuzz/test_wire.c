@@ -126,7 +126,8 @@ static const seed seeds[] = {
     {"sealed_sent", TSH_OK, -1, 0, 0, 1, ""},
     {"sealed_header_damaged", TSH_ERR_LOST, 1, 0, 0, 0,
      "the tag of the header of all-reduce of 3 f32"},
-    {"sealed_data_damaged", TSH_ERR_LOST, 1, 0, 0, 0, "the tag of the payload of receive of 64 f32"},
+    {"sealed_data_damaged", TSH_ERR_LOST, 1, 0, 0, 0,
+     "the tag of the payload of receive of 64 f32"},
     {"sealed_ended", TSH_ERR_LOST, 1, 0, 0, 0, "closed its connection"},
 };
 
