@@ -1256,9 +1256,9 @@ static void tshi_threads_match(tshi_threads_member *member) {
     }
 }
 
-/* Finds the memory for the values of an all-gather that lends. Returns 0 if a rank still reads other
- * values there. Outputs NULL if it has less than `bytes` bytes: either there is no memory, and the
- * world fails; or ranks' counts differ, which is an error once all have posted. */
+/* Finds the memory for the values of an all-gather that lends. Returns 0 if a rank still reads
+ * other values there. Outputs NULL if it has less than `bytes` bytes: either there is no memory,
+ * and the world fails; or ranks' counts differ, which is an error once all have posted. */
 static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, size_t bytes,
                                char **values) {
     tsh_threads_world *world = group->world;
@@ -1296,7 +1296,8 @@ static int tshi_threads_contribute(const tshi_threads_member *member,
     const size_t own = (size_t)coll->recv_counts[member->rank] * width; /* bytes of a block */
     const size_t row = (size_t)tshb_coll_before(coll->recv_counts, member->group->size) * width;
     char *to;
-    if (!tshi_threads_borrow(member->group, call->round, row * (size_t)coll->blocks, &to)) return 0;
+    if (!tshi_threads_borrow(member->group, call->round, row * (size_t)coll->blocks, &to))
+        return 0;
     if (!to || !own) return 1; /* nothing to copy, or nowhere to copy it */
     to += (size_t)tshb_coll_before(coll->recv_counts, member->rank) * width;
     for (size_t b = 0; b < (size_t)coll->blocks; b++)

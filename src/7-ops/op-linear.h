@@ -171,10 +171,10 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
-    tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_gathering all; /* the rows of X of all ranks */
+    tshi_gathering all;                /* the rows of X of all ranks */
+    tshi_moving scattered = TSHI_ZERO; /* the reduce-scatter of Y */
     /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
     tshi_block *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
@@ -202,8 +202,9 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
             ctx, tsh_allreduce(&ctx->tp, my.data, rows * outs, out->dtype, TSH_SUM),
             "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && how->scatter)
-        (void)tshi_redistribute_move(out, &sum, &out->layout, out->dtype, my.data,
-                                     tshi_tensor_at(out));
+        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER, out->dtype,
+                                my.data, tshi_tensor_at(out));
+    (void)tshi_redistribute_arrive(ctx, &scattered);
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
@@ -211,6 +212,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_kernel_tensor(&loop, b); /* adds b to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
+    (void)tshi_redistribute_finish(ctx, &scattered); /* peers have read `partial` */
     tshi_mem_release(ctx, partial);
     tshi_linear_release(ctx, &all);
     tshi_mem_release(ctx, bias);

@@ -319,14 +319,16 @@ static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_
 
 /* Waits for the reduce-scatter that tshi_redistribute_return has started, if it has. */
 static void tshi_redistribute_returned(tshi_returning *back, tsh_tensor *x) {
-    (void)tshi_redistribute_finish(x->ctx, &back->move);
-    tshi_mem_release(x->ctx, back->sent);
+    (void)tshi_redistribute_arrive(x->ctx, &back->move);
     if (back->dx && x->ctx->error.code == TSH_OK) {
         tshi_kernel_widen(back->dx, tsh_local_numel(x), back->dtype);
         tshi_op_accumulate(x, &back->dest, back->scratch);
     } else {
+        (void)tshi_redistribute_finish(x->ctx, &back->move); /* until then, dx may be written to */
         tshi_mem_release(x->ctx, back->scratch);
     }
+    (void)tshi_redistribute_finish(x->ctx, &back->move);
+    tshi_mem_release(x->ctx, back->sent);
 }
 
 /* Computes the backward of tsh_redistribute and tsh_tp_gather. After an all-gather, a complete
