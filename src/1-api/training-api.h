@@ -467,7 +467,8 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too. Collectives over pp: each rank
  * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 168 bytes that
  * describe them, and receives their gradients; gradients of tied parameters are exchanged; the loss
- * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss.
+ * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss; none
+ * with a tsh_outer, whose replicas get losses of their own.
  * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and
  * tsh_no_grad_end. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
