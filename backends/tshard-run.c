@@ -84,6 +84,8 @@ typedef struct settings {
     int first, local;   /* this host's first rank, and how many it has */
     int port, restarts; /* port 0: DEFAULT_PORT, on one host any that is free */
     int grace;          /* seconds */
+    int least, replica; /* least: a restart may go on with so many ranks; 0: with all. replica:
+                         * how many a restart leaves out; 0: 1 */
     int help;
     const char *host_list, *host_file, *job, *new_key;
     char **command;
@@ -98,6 +100,9 @@ static const char HELP[] =
     "  --node-rank K       which of the hosts this one is, from 0\n"
     "  --port P            where rank 0 listens [one host: any free port; several hosts: 29400]\n"
     "  --max-restarts R    how often a job that failed is started anew [0]\n"
+    "  --min-ranks N       a restart does without a replica that failed, and goes on with at\n"
+    "                      least N ranks, on one host; --max-restarts is then as many as it takes\n"
+    "  --replica-ranks K   ranks of a replica, such as tp times pp of the program [1]\n"
     "  --grace S           seconds that ranks have to end after SIGINT or SIGTERM [30]\n"
     "  --job NAME          keeps jobs apart that share a key [one host: random; else tshard]\n"
     "  --new-key FILE      writes a new random key into a new file, and starts nothing\n"
@@ -156,7 +161,8 @@ static int set_option(settings *s, const char *name, const char *value) {
         {"--port", &s->port, 1, 65535, NULL},   {"--max-restarts", &s->restarts, 0, 1000000, NULL},
         {"--hosts", NULL, 0, 0, &s->host_list}, {"--hostfile", NULL, 0, 0, &s->host_file},
         {"--job", NULL, 0, 0, &s->job},         {"--grace", &s->grace, 0, 86400, NULL},
-        {"--new-key", NULL, 0, 0, &s->new_key},
+        {"--new-key", NULL, 0, 0, &s->new_key}, {"--min-ranks", &s->least, 1, MAX_RANKS, NULL},
+        {"--replica-ranks", &s->replica, 1, MAX_RANKS, NULL},
     };
     size_t i = 0, count = sizeof options / sizeof *options;
     while (i < count && strcmp(options[i].name, name) != 0) i++;
@@ -352,6 +358,20 @@ static int write_key(const char *path) {
     return FAILED;
 }
 
+/* Of --min-ranks and --replica-ranks. */
+static int check_least(settings *s) {
+    const int replica = s->replica > 0 ? s->replica : 1;
+    if (s->least == 0 && s->replica > 0) return refuse("--replica-ranks needs --min-ranks");
+    if (s->least > 0 && s->host_count > 1)
+        return refuse("--min-ranks is for one host: the launchers of several do not agree on how "
+                      "many ranks are left");
+    if (s->least > s->size)
+        return refuse("--min-ranks %d is more than the %d ranks", s->least, s->size);
+    s->replica = replica;
+    if (s->least > 0 && s->restarts == 0) s->restarts = (s->size - s->least) / replica;
+    return 0;
+}
+
 /* Puts what was asked for together: hosts, size, and the ranks of this host. */
 static int settle(settings *s) {
     char here[32];
@@ -377,6 +397,7 @@ static int settle(settings *s) {
     if (s->size == 0) s->size = slots;
     s->local = s->size - s->first;
     if (s->local > s->hosts[s->node].slots) s->local = s->hosts[s->node].slots;
+    if (check_least(s) != 0) return BAD_USE;
     return s->host_count > 1 ? check_key(s) : 0;
 }
 
@@ -1049,8 +1070,14 @@ static void run_once(job *j) {
     j->ranks = NULL;
 }
 
+/* How many ranks a restart has. */
+static int ranks_left(const settings *set) {
+    const int less = set->size - set->replica;
+    return set->least > 0 && less >= set->least ? less : set->size;
+}
+
 static void report(job *j, int again) {
-    char how[64], then[64] = "";
+    char how[64], then[96] = "";
     if (j->failed < 0) return;
     if (j->failed_signal != 0)
         snprintf(how, sizeof how, "killed by signal %d (%s)", j->failed_signal,
@@ -1058,6 +1085,9 @@ static void report(job *j, int again) {
     else
         snprintf(how, sizeof how, "exit code %d", j->code);
     if (again) snprintf(then, sizeof then, "; restart %d of %d", j->restarts + 1, j->set->restarts);
+    if (again && j->set->least > 0)
+        snprintf(then + strlen(then), sizeof then - strlen(then), " with %d ranks",
+                 ranks_left(j->set));
     say(j, "rank %d failed first: %s%s", j->failed, how, then);
 }
 
@@ -1133,7 +1163,7 @@ static void close_job(job *j) {
     }
 }
 
-static int run(const settings *set) {
+static int run(settings *set) {
     job j;
     int error;
     memset(&j, 0, sizeof j);
@@ -1158,6 +1188,8 @@ static int run(const settings *set) {
         again = j.failed >= 0 && !j.no_restart && j.restarts < set->restarts;
         report(&j, again);
         if (!again) break;
+        set->local -= set->size - ranks_left(set); /* 0 on several hosts */
+        set->size = ranks_left(set);
         j.restarts++;
     }
     close_job(&j);

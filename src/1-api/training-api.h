@@ -363,17 +363,18 @@ typedef struct tsh_outer_desc {
  * averages no gradient over dp, and each replica takes steps of its own with moments of its own.
  * After every H steps, the mean over dp of what the parameters have changed since the last exchange
  * is the gradient of an outer step, that of torch.optim.SGD with nesterov=True on the outer
- * weights: floats that each rank keeps of its shards, as their momentum, the same bits on all
- * replicas. Without .fragments and .delay, the parameters get these weights, so that replicas are
- * equal then.
+ * weights. These and their momentum are floats, of which each rank keeps those of its shards; they
+ * have the same bits on all replicas. Without .fragments and .delay, the parameters get these
+ * weights, so that replicas are equal then.
  * What the replicas send is rounded to .wire, summed as tsh_real (rule 5 of >>comm-api, with
  * chunks of blocks of 32 elements), and the mean is rounded once. An exchange of n bytes in .wire
  * sends those of an all-reduce of n bytes.
  * optim: an optimiser of module, without .zero. Frozen parameters take no part; one that is frozen
  * later gets its value of the last exchange. tsh_save and tsh_load with this optimiser have the
- * state of all replicas, too. Freed by tsh_outer_free or with the ctx. No collective. NULL and an
- * error: TSH_ERR_ARGUMENT (a field out of range; another module's optimiser; .zero),
- * TSH_ERR_DTYPE (.wire), TSH_ERR_STATE (the optimiser has a tsh_outer). */
+ * state of all replicas, too; load or set parameters without it before the first step only, as
+ * outer weights begin with what the parameters are then. Freed by tsh_outer_free or with the ctx.
+ * No collective. NULL and an error: TSH_ERR_ARGUMENT (a field out of range; another module's
+ * optimiser; .zero), TSH_ERR_DTYPE (.wire), TSH_ERR_STATE (the optimiser has a tsh_outer). */
 TSH_API tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim, const tsh_outer_desc *desc);
 /* Takes a step of the optimiser (tsh_optim_step), then what is due of the exchange. Call it in
  * place of tsh_optim_step, on every rank. A step that one replica skips, for a gradient that is not
@@ -466,7 +467,8 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too. Collectives over pp: each rank
  * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 168 bytes that
  * describe them, and receives their gradients; gradients of tied parameters are exchanged; the loss
- * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss.
+ * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss; none
+ * with a tsh_outer, whose replicas get losses of their own.
  * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and
  * tsh_no_grad_end. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);

@@ -419,11 +419,11 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* Sets *loss to the mean loss: over this replica's micro-batches if losses are means, over the
- * terms of all replicas if they are sums (.weight). */
-static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
+/* Sets *loss to the mean loss: over this replica's micro-batches if losses are means, over their
+ * terms if they are sums (.weight); over_dp 1: then over those of all replicas. */
+static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss, int over_dp) {
     tsh_ctx *ctx = p->ctx;
-    if (p->desc.weight && ctx->error.code == TSH_OK)
+    if (p->desc.weight && over_dp && ctx->error.code == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, p->total, 2, TSH_F64, TSH_SUM),
                               "tsh_pipeline: sum of the losses over dp");
     tshi_error_report(ctx);
@@ -470,7 +470,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     /* tshi_tape_sync divides the gradients by the number of terms of all losses */
     if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
-    return tshi_pipeline_mean_loss(pipeline, loss);
+    return tshi_pipeline_mean_loss(pipeline, loss, !ctx->outers);
 }
 
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
@@ -496,7 +496,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     tshi_error_report(ctx);
     tshi_pipeline_end_sends(pipeline, 1);
     tshi_pipeline_broadcast_totals(pipeline);
-    return tshi_pipeline_mean_loss(pipeline, loss);
+    return tshi_pipeline_mean_loss(pipeline, loss, 1);
 }
 
 /* -- assigning layers to stages ------------------------------------------------- */

@@ -94,15 +94,17 @@ def check_same(run, want, *what):
 
 
 def kills_at_any_time(folder):
+    streams = "--ranks 2 --dp 2 --outer 12 --outer-fragments 2 --outer-delay 3 --outer-wire q8_0"
     for number, flags in enumerate((["--ranks", "2"], ["--ranks", "2", "--dp", "2", "--zero"],
-                                    ["--ranks", "2", "--pp", "2", "--micro-batches", "2"])):
+                                    ["--ranks", "2", "--pp", "2", "--micro-batches", "2"],
+                                    streams.split())):
         place = os.path.join(folder, str(number))
         start = time.monotonic()
         want = undisturbed(place, flags)
         seconds = time.monotonic() - start
         chance = random.Random(number)
         kills = goes = 0
-        while kills < KILLS // 3:
+        while kills < KILLS // 4:
             run = Run(os.path.join(place, str(goes)), flags)
             goes += 1
             for _ in range(1000):  # it goes on, or is lucky and ends

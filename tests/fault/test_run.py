@@ -416,6 +416,21 @@ sys.exit(4 if rank == 1 and int(os.environ['TSHARD_RESTART']) < int(sys.argv[1])
     check([json.loads(line)[1] for line in by_rank(out)[0][::2]] == ["name", "name"], out)
 
 
+def a_failed_job_goes_on_with_fewer(folder):
+    show = """
+print(os.environ['TSHARD_SIZE'], os.environ['TSHARD_LOCAL_SIZE'], flush=True)
+sys.exit(4 if int(os.environ['TSHARD_SIZE']) > int(sys.argv[1]) else 0)
+"""
+    for words, last, end, sizes in ((["--min-ranks", 2], 3, 0, [5, 4, 3]),
+                                    (["--min-ranks", 2, "--replica-ranks", 2], 1, 4, [5, 3]),
+                                    (["--min-ranks", 4, "--max-restarts", 3], 1, 4, [5, 4, 4, 4])):
+        code, out, err = launch("-n", 5, *words, *python(show, last))
+        check(code == end, words, code, err)
+        check(by_rank(out)[0] == ["%d %d" % (n, n) for n in sizes], words, out)
+        check([line.rpartition(" with ")[2] for line in err.splitlines()][:len(sizes) - 1] ==
+              ["%d ranks" % n for n in sizes[1:]], words, err)
+
+
 # ---- signals -----------------------------------------------------------------
 
 
@@ -614,6 +629,9 @@ def mistakes_are_one_sentence(folder):
             (["--hosts", "a", "--hostfile", "b", "x"], "not both"),
             (["--hostfile", "/no/such/file", "x"], "No such file"),
             (["--hostfile", "/dev/null", "x"], "empty"), (["--hostfile", "/", "x"], "directory"),
+            (["--min-ranks", "3", "-n", "2", "x"], "more than the 2 ranks"),
+            (["--replica-ranks", "2", "x"], "needs --min-ranks"),
+            (["--hosts", "a:2,b:2", "--node-rank", "0", "--min-ranks", "1", "x"], "for one host"),
             (["--job", "x" * 300, "x"], "--job is too long")):
         code, out, err = launch(*words)
         check(code == 2 and out == b"" and err.count("\n") == 1, words, code, out, err)
@@ -830,7 +848,7 @@ TESTS = [  # those that wait longest first
     lines_are_whole_under_load, long_lines_come_in_pieces, last_lines_are_completed,
     a_reader_that_leaves_ends_the_job, stdin_goes_to_rank_0, the_exit_code_is_the_first_failure,
     of_many_ends_at_once_the_killed_rank_is_named, programs_that_cannot_start,
-    a_failed_job_starts_anew, signals_are_passed_on,
+    a_failed_job_starts_anew, a_failed_job_goes_on_with_fewer, signals_are_passed_on,
     a_terminal_is_for_rank_0, a_second_interrupt_kills,
     an_ignored_hangup_stays_ignored, every_rank_finds_its_environment,
     ranks_have_no_other_descriptors, closed_streams_do_no_harm, two_jobs_run_at_once,

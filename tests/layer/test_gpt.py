@@ -111,6 +111,27 @@ def a_batch_too_small_to_share_is_refused(_):
           run.stderr)
 
 
+APART = "--dp 2 --outer 20 --outer-fragments 2 --outer-delay 5 --outer-wire "
+
+
+def copies_that_seldom_meet_learn(folder):
+    """However each copy is shared by ranks; with floats, all of them have the same losses."""
+    want = gpt(2, APART + "f32", os.path.join(folder, "two"))
+    check(float(want[-1][1]) < float(want[49][1]) - 0.2, "it learns", want[49], want[-1])
+    for ranks, flags in ((4, "--tp 2"), (4, "--pp 2 --micro-batches 2"), (2, "--micro-batches 3")):
+        got = gpt(ranks, APART + "f32 " + flags, os.path.join(folder, flags.replace(" ", "")))
+        for step, (ours, theirs) in enumerate(zip(got, want)):
+            check(all(map(near, ours, theirs)), flags, "step", step + 1, ours, "not", theirs)
+    got = gpt(2, APART + "q8_0", os.path.join(folder, "q8_0"))
+    check(abs(float(got[-1][1]) - float(want[-1][1])) < 0.02, "q8_0", got[-1], "not", want[-1])
+    for flags, why in (("--outer 5 --zero", "which --zero would cut"),
+                       ("--outer 5 --outer-delay 5", "not above --outer-delay 5"),
+                       ("--outer 5 --outer-wire q3", "not 'q3'")):
+        run = subprocess.run([os.path.join(TOP, "build", "gpt")] + flags.split(), timeout=EACH,
+                             stderr=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+        check(run.returncode == 2 and why in run.stderr, flags, run.stderr)
+
+
 def sample(text, folder, flags):
     """What a run writes at its end, and its losses."""
     run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--text", text, "--chars", "--out",
@@ -153,6 +174,7 @@ def weights_that_cannot_be_are_refused(_):
 
 if __name__ == "__main__":
     sys.exit(run_tests("gpt", [grids_give_the_losses_of_one_rank, losses_keep_their_bits,
+                               copies_that_seldom_meet_learn,
                                a_batch_too_small_to_share_is_refused,
                                samples_are_written_with_few_bits,
                                weights_that_cannot_be_are_refused]) > 0)
