@@ -312,6 +312,12 @@ def mistakes_are_refused(folder):
             "--stride", "9")
     short = learner.save("short.txt", "a")
     refused(learner, 1, "fewer than two tokens", "--evaluate", short)
+    latin = learner.path("latin.txt")
+    with open(latin, "wb") as file:
+        file.write(b"one\ntwo \xe9\n")
+    refused(learner, 1, "latin.txt:2: this line is not UTF-8", "--evaluate", latin)
+    refused(learner, 2, "--lora takes a whole number above 0", *run, "--lora", "0")
+    refused(learner, 2, "--out is for --finetune", "--adapter", learner.model, *out)
     bad = learner.lines("bad.jsonl", [{"text": "abc"}, {"prompt": "a", "completion": ""}])
     refused(learner, 1, "bad.jsonl:2: ", "--finetune", bad, *out)
     long = learner.lines("long.jsonl", [{"text": "abc " * 40}] * 20)
