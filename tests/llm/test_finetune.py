@@ -84,7 +84,7 @@ class Learner:
             return [line.strip().split(",") for line in file][1:]
 
     def bits(self, out):
-        """What two equal runs write: metrics but for the speed, and the tensors."""
+        """What equal runs write alike: metrics.csv without the speed, and the tensors."""
         files = [name for name in os.listdir(self.path(out)) if name.endswith(".safetensors")]
         check(len(files) == 1, files)
         with open(self.path(os.path.join(out, files[0])), "rb") as file:
@@ -247,7 +247,8 @@ def adapters_are_written_and_read(folder):
 
 
 def evaluation_is_that_of_the_logits(folder):
-    """By hand: windows of 32 tokens, 20 apart, of which each counts what the one before has not."""
+    """Compares with the logits of windows of 32 tokens that begin 20 apart: each window counts the
+    tokens that the one before it has not."""
     learner = Learner(folder)
     with open(learner.text, encoding="ascii") as file:
         ids = [learner.ids[letter] for letter in file.read()[:90]]
