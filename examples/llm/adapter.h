@@ -68,8 +68,8 @@ static int llm_adapter_keys(const cJSON *json, const char *folder, tsh_error *wh
         while (i < sizeof known / sizeof *known && strcmp(item->string, known[i]) != 0) i++;
         if (i == sizeof known / sizeof *known && !llm_adapter_usual(item))
             return llm_adapter_refuse(why, folder, item->string,
-                                      "changes what an adapter computes, or adds other tensors; "
-                                      "plain LoRA is read alone");
+                                      "may change what the adapter computes, or add other tensors; "
+                                      "plain LoRA alone is read");
     }
     return 1;
 }

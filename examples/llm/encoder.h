@@ -59,9 +59,10 @@ LLM_API int llm_encoder_add(llm_encoder *e, const char *text) {
     ids[n - 1] = NULL;
     lengths[n - 1] = embed_encode(&e->how, e->tokenizer, text, strlen(text), 1, &ids[n - 1]);
     if (lengths[n - 1] < 1) {
+        const int empty = lengths[n - 1] == 0;
         free(ids[n - 1]);
-        (void)snprintf(e->error, sizeof e->error, "\"%.100s\" has no token. %.300s", text,
-                       e->how.error);
+        (void)snprintf(e->error, sizeof e->error, "\"%.100s\" %.300s", text,
+                       empty ? "has no token" : e->how.error);
         return 0;
     }
     if (lengths[n - 1] > e->longest) e->longest = lengths[n - 1];

@@ -79,8 +79,10 @@ static int llm_json_string(llm_json_scan *s) {
     if (*s->at != '"') return llm_json_wrong(s, "a string in double quotes is missing here");
     for (s->at++; *s->at != '"'; s->at++) {
         if (*s->at == '\\' && !llm_json_escape(s)) return 0;
-        if ((unsigned char)*s->at < 0x20)
+        if (!*s->at || *s->at == '\n')
             return llm_json_wrong(s, "a string is not closed before the line ends");
+        if ((unsigned char)*s->at < 0x20)
+            return llm_json_wrong(s, "a control character in a string is an escape, such as \\t");
     }
     s->at++;
     return 1;

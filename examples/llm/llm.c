@@ -289,12 +289,12 @@ static int check_flags(const llm_job *job) {
     if (job->plan) return job->model ? check_names(job) : usage("--model is missing");
     if (!job->model && !(converts && job->tokenizer_file)) return usage("--model is missing");
     if (job->tokenize && job->detokenize) return usage("--tokenize and --detokenize are two runs");
+    if (why) return usage("%s", why);
     if (!converts && texts + ids + job->chat + (job->embed != NULL) + tunes != 1)
         return usage("give one of --prompt, --ids, --chat, --embed, --finetune and --evaluate");
     if (!job->chat && (job->system || (!tunes && (job->template_name || job->context))))
         return usage("--system is for --chat, --template and --context for --chat, --finetune and "
                      "--evaluate");
-    if (why) return usage("%s", why);
     if (job->embed && job->tune.set.adapter) return usage("--adapter is not for --embed");
     if (!tunes && (job->tune.set.dp || job->tune.set.batch))
         return usage("--dp and --batch are for --finetune and --evaluate");

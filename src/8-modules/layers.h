@@ -333,7 +333,11 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
 
 TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments) {
     char text[TSHI_TEXT_SIZE];
-    if (!module || (segments && segments->ctx != module->ctx)) return TSH_ERR_ARGUMENT;
+    if (!module) return TSH_ERR_ARGUMENT;
+    if (segments && segments->ctx != module->ctx) {
+        (void)tshi_tensor_refuse_ctx(module->ctx, "tsh_set_segments", "segments", segments->ctx);
+        return module->ctx->error.code;
+    }
     if (segments && !tshi_tensor_check("tsh_set_segments", "segments", &segments, 1))
         return module->ctx->error.code;
     if (segments && (segments->dtype != TSH_I32 || segments->ndim != 2))

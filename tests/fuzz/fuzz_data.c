@@ -1,7 +1,7 @@
-/* Feeds bytes to examples/llm/data.h: the first says with which chat template and options, the
- * others are a file of JSON lines. Whatever they are, the answer is an error of one sentence, or
- * documents that fit into rows, each of which stands in the batches once. `make fuzz` runs it under
- * libFuzzer, test_data.c once for every file of the folder data, which make_corpus.py writes. */
+/* Feeds bytes to examples/llm/data.h. The first byte chooses the chat template and the options; the
+ * others are a file of JSON lines. Any bytes give an error of one sentence, or documents that fit
+ * into rows, each of which stands in the batches once. `make fuzz` runs it under libFuzzer;
+ * test_data.c runs it once for every file of the folder data, which make_corpus.py writes. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* fmemopen, and what examples/llm includes */
 #endif
@@ -62,7 +62,7 @@ static void data_check(const llm_data *d) {
     llm_reader_close(&reader);
 }
 
-/* 1: there are documents; 0: an error. */
+/* Returns 1 if the bytes are read; 0: they give an error. */
 static int data_take(const uint8_t *data, size_t size) {
     const size_t styles = sizeof chat_styles / sizeof *chat_styles;
     const uint8_t first = size ? data[0] : 0;

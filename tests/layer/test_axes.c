@@ -57,8 +57,9 @@ static uint64_t over_tp(const setup *s, const place *at) {
     return sent;
 }
 
-/* Each boundary: an activation forward behind 168 bytes, its gradient backward. The gradient of the
- * table that is embedding and head, between first and last stage. The loss, the norm. */
+/* At each boundary of two stages, 168 bytes and an activation are sent forward, and its gradient
+ * backward. Between the first and the last stage, the gradient of the table that is embedding and
+ * head; over all of them, the loss and the norm. */
 static uint64_t over_pp(const setup *s, const place *at) {
     const uint64_t crosses = b * t * c * real / (s->sequence ? (uint64_t)s->tp : 1);
     uint64_t sent = 0;

@@ -361,8 +361,8 @@ static void a_layer_uses_the_parameter_that_it_is_tied_to(void **state) {
     unit_close(ctx);
 }
 
-/* A ctx is closed while weights are put aside: those of an average, and what an adapter is merged
- * into. */
+/* A ctx is closed while it keeps weights that others stand in for: those of an average
+ * (tsh_ema), and those that an adapter is merged into. */
 static void closing_releases_weights_that_are_put_aside(void **state) {
     static const tsh_dtype dtypes[] = {TSH_F32, TSH_BF16};
     const tsh_linear_desc linear = {.in = WIDTH, .out = WIDTH};

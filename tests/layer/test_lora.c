@@ -535,7 +535,7 @@ static int recomputes(tsh_ctx *ctx, void *user) {
     CHECK_TRUE(off(ctx, tsh_grad(x), "one", "dx") < 2e-6);
     (void)tsh_step_end(ctx);
     y = tsh_forward(layer, x);
-    CHECK_TRUE(off(ctx, y, "one", "y") > 1e-3); /* none is active now, neither */
+    CHECK_TRUE(off(ctx, y, "one", "y") > 1e-3); /* backward has left no adapter active */
     CHECK_OK();
     return 0;
 }
@@ -552,7 +552,8 @@ static void checkpoints_keep_their_adapters(void **state) {
 
 /* ------------------------------------------------------------ pipelines, files */
 
-/* Files of a base model are loaded into one that has adapters, which stay; others give adapters. */
+/* The files of a base model are loaded into a model that has adapters, and leave these as they are;
+ * files that have adapters are loaded into them. */
 static int loads_late(tsh_ctx *ctx, void *user) {
     const setup s = {.name = "one", .style = TSH_COLWISE};
     const tsh_lora_desc lora = {.rank = 2}, other = {.rank = 2, .name = "other"};
@@ -805,8 +806,8 @@ static int end(void **state) {
 
 /* -------------------------------------------------------------- bf16 activations */
 
-/* y of bf16 with an adapter is that without it plus s B A x, computed in float, to the precision of
- * bf16; of few rows, and of many. */
+/* In bf16, a layer's output with an adapter equals its output without the adapter plus s B A x, as
+ * computed in float, to the precision of bf16: for a batch of few rows, and for one of many. */
 static int adds_to_bf16(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc d = {.in = 40, .out = 50, .style = *(const tsh_style *)user};
     const tsh_lora_desc desc = {.rank = RANK, .alpha = 2 * RANK}; /* s = 2 */

@@ -141,7 +141,13 @@ static int refused_rank(tsh_ctx *ctx, void *user) {
     tsh_module *blocks = model(ctx, 1);
     tsh_tensor *x = tsh_keep(input_of(ctx, 0));
     tsh_cache *cache;
+    tsh_ctx *other = NULL;
+    const tsh_desc alone = {.tp = 1};
     (void)user;
+    CHECK_TRUE(tsh_open(&alone, &other) == TSH_OK);
+    CHECK_TRUE(tsh_set_segments(blocks, segments_of(other, 0)) == TSH_ERR_ARGUMENT);
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "tsh_set_segments: segments belongs to another ctx");
+    tsh_close(other);
     CHECK_TRUE(tsh_set_segments(NULL, NULL) == TSH_ERR_ARGUMENT);
     CHECK_TRUE(tsh_set_segments(blocks, x) == TSH_ERR_SHAPE);
     CHECK_SAYS(TSH_ERR_SHAPE, "tsh_set_segments: segments f32 (2, 40, 16) R; takes i32");

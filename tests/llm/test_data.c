@@ -551,6 +551,7 @@ static void lines_that_are_wrong(void **state) {
         {NULL, "{\"text\":\"\\udc00\\ud800\"}", "column 10: this escape is half a character"},
         {NULL, "{\"text\":\"C:\\new\\x\"}", "column 16: this is no escape of JSON"},
         {NULL, "{\"text\":\"\\u12g4\"}", "column 10: this is no escape of JSON"},
+        {NULL, "{\"text\":\"a\tb\"}", "column 11: a control character in a string is an escape"},
         {NULL, CONVERSATION("{\"role\":\"user\",\"content\":\"a\",\"role\":\"assistant\"}"),
          "the key \"role\" occurs twice"},
         {NULL, "[1, 2]", "this line is no object; each line is one {...}"},

@@ -89,7 +89,7 @@ class Learner:
             return [line.strip().split(",") for line in file][1:]
 
     def bits(self, out):
-        """What two equal runs write: metrics but for the speed, and the tensors."""
+        """What equal runs write alike: metrics.csv without the speed, and the tensors."""
         files = [name for name in os.listdir(self.path(out)) if name.endswith(".safetensors")]
         check(len(files) == 1, files)
         with open(self.path(os.path.join(out, files[0])), "rb") as file:
@@ -304,7 +304,8 @@ def adapters_are_written_and_read(folder):
 
 
 def evaluation_is_that_of_the_logits(folder):
-    """By hand: windows of 32 tokens, 20 apart, of which each counts what the one before has not."""
+    """Compares with the logits of windows of 32 tokens that begin 20 apart: each window counts the
+    tokens that the one before it has not."""
     learner = Learner(folder)
     with open(learner.text, encoding="ascii") as file:
         ids = [learner.ids[letter] for letter in file.read()[:90]]
@@ -373,6 +374,12 @@ def mistakes_are_refused(folder):
             "--stride", "9")
     short = learner.save("short.txt", "a")
     refused(learner, 1, "fewer than two tokens", "--evaluate", short)
+    latin = learner.path("latin.txt")
+    with open(latin, "wb") as file:
+        file.write(b"one\ntwo \xe9\n")
+    refused(learner, 1, "latin.txt:2: this line is not UTF-8", "--evaluate", latin)
+    refused(learner, 2, "--lora takes a whole number above 0", *run, "--lora", "0")
+    refused(learner, 2, "--out is for --finetune", "--adapter", learner.model, *out)
     bad = learner.lines("bad.jsonl", [{"text": "abc"}, {"prompt": "a", "completion": ""}])
     refused(learner, 1, "bad.jsonl:2: ", "--finetune", bad, *out)
     long = learner.lines("long.jsonl", [{"text": "abc " * 40}] * 20)

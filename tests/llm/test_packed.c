@@ -1,5 +1,5 @@
 /* Texts that are packed into rows (llm_net.segments, .places) have the losses and gradients of each
- * text alone, in a family with rotary positions, one with learned positions, one with ALiBi and an
+ * text alone, in families with rotary positions, learned positions, ALiBi and LongRoPE, and in an
  * encoder. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
@@ -7,7 +7,7 @@
 #include "../support/files.h"
 #include "../../examples/llm/model.h"
 
-/* CLASSES: so many classes have the losses, of the vocabulary or, of an encoder, of features. */
+/* CLASSES: number of classes of a loss: tokens of the vocabulary, or an encoder's features. */
 enum { ROWS = 2, LENGTH = 24, VOCABULARY = 61, CLASSES = 48, TEXTS = 3 };
 
 /* Tokens of the texts in each row; 0: no text. The rest of a row is padding. */

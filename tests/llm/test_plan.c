@@ -14,14 +14,14 @@ typedef struct task {
     tsh_mem mem[4]; /* of the first rank of each stage */
 } task;
 
-static tsh_mem planned[4]; /* the same */
+static tsh_mem planned[4]; /* of the first rank of each stage */
 
 static void keep_stage(FILE *file, const llm_plan *p) {
     (void)file;
     planned[p->stage] = p->mem;
 }
 
-/* What llm_plan_rank does, but for real. */
+/* What llm_plan_rank does, without the dry run. */
 static int real(tsh_ctx *ctx, void *user) {
     task *t = (task *)user;
     llm_plan own = t->plan; /* each rank has one */
@@ -118,7 +118,7 @@ static void generation_takes_what_is_planned(void **state) {
     agree(bert, vectors);
 }
 
-/* Steps of a layer whose weight has more bytes than a machine: nothing of it is written. */
+/* Trains a layer whose weight has more bytes than a machine has memory: a dry run writes none. */
 static int endless(tsh_ctx *ctx, void *user) {
     const tsh_linear_desc desc = {.in = 1 << 18, .out = 1 << 18};
     tsh_tensor *y;

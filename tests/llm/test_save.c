@@ -118,7 +118,7 @@ static void write_model(const char *folder, const char *name, const char *prefix
     write_json(folder, golden(name), prefix);
 }
 
-/* The header of a file; *bytes: the file. */
+/* Returns the header of a file, whose bytes *bytes gets. */
 static cJSON *header_of(const char *folder, char **bytes, size_t *data) {
     char path[2 * PATHS];
     size_t size, n = 0;
