@@ -9,9 +9,9 @@ by the system.
 DIR is a model's folder, TEXT what is learnt. Rank 8 on all linear layers but the head, AdamW,
 gradients clipped to a norm of 1; ours on 2 ranks, theirs on 2 threads with sdpa. Needs torch,
 transformers and peft, and build/llm. A way of theirs is f32, autocast (weights of f32, products of
-bf16) or bf16, with "-compiled" by torch.compile. Ours has the dtype f32 beside f32 and autocast, and
-bf16 beside all of them. Both sides' best step of all turns counts; a step's processor seconds are
-those of all threads, waiting in a loop included, of all steps but the first.
+bf16) or bf16, with "-compiled" by torch.compile. Ours has the dtype f32 beside f32 and autocast,
+and bf16 beside all of them. Both sides' best step of all turns counts; a step's processor seconds
+are those of all threads, waiting in a loop included, of all steps but the first.
 """
 
 import argparse

@@ -7,14 +7,13 @@ import math
 import os
 import random
 import shutil
-import subprocess
 import sys
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(TOP, "tests", "support"))
 sys.path.insert(0, HERE)
+import killed_runs
 import models
 import test_llm
 from scripts import check, run_tests
@@ -233,32 +232,10 @@ def chats_end(folder):
 def a_killed_run_goes_on(folder):
     learner = Learner(folder)
     draw = random.Random(os.environ.get("TSHARD_SEED", "finetune"))
-    for data, more in ((learner.text, ("--tp", "2")), (learner.pairs, ("--tp", "1")),
-                       (learner.text, ("--tp", "1", "--dp", "2", "--zero", "--lora", "4",
-                                       "--lora-dropout", "0.1")),
-                       (learner.text, ("--tp", "1", "--pp", "2", "--lora", "4", "--lora-dropout",
-                                       "0.1"))):
-        flags = ("--save-every", "3", *more)
-        start = time.time()
-        learner.train(data, "whole", *flags, steps=20)
-        limit = time.time() - start
-        command = [test_llm.LLM, "--model", learner.model,
-                   *learner.flags(data, "killed", *flags, "--resume", steps=20)]
-        for name in ("killed", "killed.run"):
-            shutil.rmtree(learner.path(name), ignore_errors=True)
-        for _ in range(4):
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as run:
-                try:
-                    run.wait(draw.uniform(0.1, 0.9) * limit)
-                except subprocess.TimeoutExpired:
-                    run.kill()
-            if os.path.exists(learner.path("killed")):
-                break
-        if not os.path.exists(learner.path("killed")):
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                  timeout=EACH, encoding="utf-8", check=False)
-            check(done.returncode == 0, done.stderr)
-        check(learner.bits("whole") == learner.bits("killed"), more, "other bits")
+    for data, more in killed_runs.RUNS:
+        data = getattr(learner, data)
+        killed_runs.killed_runs(learner, 3, data, more, draw)
+    flags = ("--save-every", "3", *more)
     done = learner.llm(*learner.flags(data, "new", *flags, "--resume", steps=20))
     check(done.returncode == 0, "--resume without a state begins", done.stderr)
     shutil.rmtree(learner.path("new"))
