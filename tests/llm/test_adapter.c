@@ -108,7 +108,7 @@ static void what_cannot_be_computed_is_refused(void **state) {
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"q\": 4}}",
          "rank_pattern changes"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": \".*(q\"}",
-         "adapter_config.json: target_modules is a regular expression that cannot be read: missing"},
+         "adapter_config.json: target_modules is a regular expression that cannot be read: miss"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": 3}", "is no list of names"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"init_lora_weights\": \"pissa\"}",
          "init_lora_weights"},

@@ -372,7 +372,8 @@ static void write_targets(const cJSON *json, int how) {
         char *end = strstr(strcpy(path, tensor->string), ".lora_A.");
         if (end) *end = 0;
         for (int i = 0; end && i < (how ? 9 : 1); i++)
-            (void)cJSON_AddItemToArray(list, cJSON_CreateString(path + strlen("base_model.model.")));
+            (void)cJSON_AddItemToArray(
+                list, cJSON_CreateString(path + strlen("base_model.model.")));
     }
     cJSON_ArrayForEach(name, item(config, "target_modules")) {
         (void)strcat(pattern, "|");
