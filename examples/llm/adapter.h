@@ -220,8 +220,7 @@ typedef struct llm_adapter_adding {
 static int llm_adapter_wants(llm_adapter_adding *w, const char *name) {
     const size_t n = strlen(name);
     int wanted = 0;
-    if (w->code)
-        return pcre2_match(w->code, (PCRE2_SPTR)name, n, 0, 0, w->match, NULL) >= 0;
+    if (w->code) return pcre2_match(w->code, (PCRE2_SPTR)name, n, 0, 0, w->match, NULL) >= 0;
     for (int i = 0; i < w->a->count; i++) {
         const size_t length = strlen(w->a->targets[i]);
         if (length > n || strcmp(name + n - length, w->a->targets[i]) != 0 ||
@@ -269,8 +268,10 @@ LLM_ADAPTER_API tsh_result llm_adapter_add_named(tsh_module *module, const llm_a
     if (!a->count) {
         w.code = llm_adapter_compile(a, &why);
         w.match = w.code ? pcre2_match_data_create_from_pattern(w.code, NULL) : NULL;
-        if (!w.code) (void)tsh_fail(ctx, why.code, "%s", why.message);
-        else if (!w.match) (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
+        if (!w.code)
+            (void)tsh_fail(ctx, why.code, "%s", why.message);
+        else if (!w.match)
+            (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
     }
     if (tsh_ok(ctx)) llm_adapter_walk(&w, module);
     pcre2_match_data_free(w.match);
