@@ -3334,17 +3334,18 @@ typedef struct tsh_outer_desc {
  * averages no gradient over dp, and each replica takes steps of its own with moments of its own.
  * After every H steps, the mean over dp of what the parameters have changed since the last exchange
  * is the gradient of an outer step, that of torch.optim.SGD with nesterov=True on the outer
- * weights: floats that each rank keeps of its shards, as their momentum, the same bits on all
- * replicas. Without .fragments and .delay, the parameters get these weights, so that replicas are
- * equal then.
+ * weights. These and their momentum are floats, of which each rank keeps those of its shards; they
+ * have the same bits on all replicas. Without .fragments and .delay, the parameters get these
+ * weights, so that replicas are equal then.
  * What the replicas send is rounded to .wire, summed as tsh_real (rule 5 of >>comm-api, with
  * chunks of blocks of 32 elements), and the mean is rounded once. An exchange of n bytes in .wire
  * sends those of an all-reduce of n bytes.
  * optim: an optimiser of module, without .zero. Frozen parameters take no part; one that is frozen
  * later gets its value of the last exchange. tsh_save and tsh_load with this optimiser have the
- * state of all replicas, too. Freed by tsh_outer_free or with the ctx. No collective. NULL and an
- * error: TSH_ERR_ARGUMENT (a field out of range; another module's optimiser; .zero),
- * TSH_ERR_DTYPE (.wire), TSH_ERR_STATE (the optimiser has a tsh_outer). */
+ * state of all replicas, too; load or set parameters without it before the first step only, as
+ * outer weights begin with what the parameters are then. Freed by tsh_outer_free or with the ctx.
+ * No collective. NULL and an error: TSH_ERR_ARGUMENT (a field out of range; another module's
+ * optimiser; .zero), TSH_ERR_DTYPE (.wire), TSH_ERR_STATE (the optimiser has a tsh_outer). */
 TSH_API tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim, const tsh_outer_desc *desc);
 /* Takes a step of the optimiser (tsh_optim_step), then what is due of the exchange. Call it in
  * place of tsh_optim_step, on every rank. A step that one replica skips, for a gradient that is not
@@ -3437,7 +3438,8 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * tsh_optim_step or tsh_clip_grad_norm is that of all stages, too. Collectives over pp: each rank
  * of tp sends the tensors that cross stages, of any shape, dtype and layout, after 168 bytes that
  * describe them, and receives their gradients; gradients of tied parameters are exchanged; the loss
- * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss.
+ * is broadcast once. With .weight, two all-reduces over dp: of the weights and of the loss; none
+ * with a tsh_outer, whose replicas get losses of their own.
  * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and
  * tsh_no_grad_end. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
@@ -20665,14 +20667,16 @@ static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_
 
 /* Waits for the reduce-scatter that tshi_redistribute_return has started, if it has. */
 static void tshi_redistribute_returned(tshi_returning *back, tsh_tensor *x) {
-    (void)tshi_redistribute_finish(x->ctx, &back->move);
-    tshi_mem_release(x->ctx, back->sent);
+    (void)tshi_redistribute_arrive(x->ctx, &back->move);
     if (back->dx && x->ctx->error.code == TSH_OK) {
         tshi_kernel_widen(back->dx, tsh_local_numel(x), back->dtype);
         tshi_op_accumulate(x, &back->dest, back->scratch);
     } else {
+        (void)tshi_redistribute_finish(x->ctx, &back->move); /* until then, dx may be written to */
         tshi_mem_release(x->ctx, back->scratch);
     }
+    (void)tshi_redistribute_finish(x->ctx, &back->move);
+    tshi_mem_release(x->ctx, back->sent);
 }
 
 /* Computes the backward of tsh_redistribute and tsh_tp_gather. After an all-gather, a complete
@@ -22403,10 +22407,10 @@ static int tshi_linear_check(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_linear *how) {
     tsh_ctx *ctx = out->ctx;
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
-    tsh_layout sum = tsh_partial();                /* the layout P */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_gathering all; /* the rows of X of all ranks */
+    tshi_gathering all;                /* the rows of X of all ranks */
+    tshi_moving scattered = TSHI_ZERO; /* the reduce-scatter of Y */
     /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
     tshi_block *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
@@ -22434,8 +22438,9 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
             ctx, tsh_allreduce(&ctx->tp, my.data, rows * outs, out->dtype, TSH_SUM),
             "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && how->scatter)
-        (void)tshi_redistribute_move(out, &sum, &out->layout, out->dtype, my.data,
-                                     tshi_tensor_at(out));
+        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER, out->dtype,
+                                my.data, tshi_tensor_at(out));
+    (void)tshi_redistribute_arrive(ctx, &scattered);
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
@@ -22443,6 +22448,7 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_kernel_tensor(&loop, b); /* adds b to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
+    (void)tshi_redistribute_finish(ctx, &scattered); /* peers have read `partial` */
     tshi_mem_release(ctx, partial);
     tshi_linear_release(ctx, &all);
     tshi_mem_release(ctx, bias);
@@ -34703,7 +34709,11 @@ TSH_API TSHI_COLD tsh_module *tsh_add_attention(tsh_module *parent, const char *
 
 TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments) {
     char text[TSHI_TEXT_SIZE];
-    if (!module || (segments && segments->ctx != module->ctx)) return TSH_ERR_ARGUMENT;
+    if (!module) return TSH_ERR_ARGUMENT;
+    if (segments && segments->ctx != module->ctx) {
+        (void)tshi_tensor_refuse_ctx(module->ctx, "tsh_set_segments", "segments", segments->ctx);
+        return module->ctx->error.code;
+    }
     if (segments && !tshi_tensor_check("tsh_set_segments", "segments", &segments, 1))
         return module->ctx->error.code;
     if (segments && (segments->dtype != TSH_I32 || segments->ndim != 2))
@@ -39249,11 +39259,11 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
             "tsh_pipeline: broadcast of the loss");
 }
 
-/* Sets *loss to the mean loss: over this replica's micro-batches if losses are means, over the
- * terms of all replicas if they are sums (.weight). */
-static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss) {
+/* Sets *loss to the mean loss: over this replica's micro-batches if losses are means, over their
+ * terms if they are sums (.weight); over_dp 1: then over those of all replicas. */
+static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss, int over_dp) {
     tsh_ctx *ctx = p->ctx;
-    if (p->desc.weight && ctx->error.code == TSH_OK)
+    if (p->desc.weight && over_dp && ctx->error.code == TSH_OK)
         (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->dp, p->total, 2, TSH_F64, TSH_SUM),
                               "tsh_pipeline: sum of the losses over dp");
     tshi_error_report(ctx);
@@ -39300,7 +39310,7 @@ TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss) {
     /* tshi_tape_sync divides the gradients by the number of terms of all losses */
     if (summed) ctx->tape.weight += pipeline->total[1];
     (void)tshi_tape_sync(ctx);
-    return tshi_pipeline_mean_loss(pipeline, loss);
+    return tshi_pipeline_mean_loss(pipeline, loss, !ctx->outers);
 }
 
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss) {
@@ -39326,7 +39336,7 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
     tshi_error_report(ctx);
     tshi_pipeline_end_sends(pipeline, 1);
     tshi_pipeline_broadcast_totals(pipeline);
-    return tshi_pipeline_mean_loss(pipeline, loss);
+    return tshi_pipeline_mean_loss(pipeline, loss, 1);
 }
 
 /* -- assigning layers to stages ------------------------------------------------- */

@@ -116,9 +116,9 @@
  *     TSHARD_CHECKSUM            1: check the bytes of all data connections of this rank, 0: of
  *                                none on which the other end does not ask for it; default: of
  *                                those that are not loopback. Control messages are always checked
- *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the other
- *                                end does not ask for it; default: with a key, those that are not
- *                                loopback. An encrypted connection has tags in place of checksums
+ *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the
+ *                                other end does not ask for it; default: with a key, those that
+ *                                are not loopback. These have tags in place of checksums
  *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
  *                                fails; default 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
@@ -141,10 +141,10 @@
  * moved have a wrong tag: one error, which names both ends of the connection, and no wrong number.
  *
  * Not protected: connections that are not encrypted: anybody on the path can read and change them;
- * checksums find accidents, not attacks. Whoever knows the key is trusted: a rank can make the world
- * fail, and blame any rank for it. Without a key any local user may join a loopback job (tshard-run
- * -n makes a random key), and with TSHARD_INSECURE anybody who can connect, also in between two
- * ranks whose connection is encrypted.
+ * checksums find accidents, not attacks. Whoever knows the key is trusted: a rank can make the
+ * world fail, and blame any rank for it. Without a key any local user may join a loopback job
+ * (tshard-run -n makes a random key), and with TSHARD_INSECURE anybody who can connect, also in
+ * between two ranks whose connection is encrypted.
  *
  * UNAUTHENTICATED CONNECTIONS, FIREWALLS
  *
@@ -230,9 +230,9 @@ typedef struct tsh_uv_desc {
     int checksum;      /* 1: data connections have checksums; negative: they have none, unless the
                           peer wants them; 0: as TSHARD_CHECKSUM says, else those that are not
                           loopback have them */
-    int encrypt;       /* 1: connections are encrypted; negative: they are not, unless the peer wants
-                          that; 0: as TSHARD_ENCRYPT says, else those that are not loopback are, if
-                          there is a key */
+    int encrypt;       /* 1: connections are encrypted; negative: they are not, unless the peer
+                          wants that; 0: as TSHARD_ENCRYPT says, else those that are not loopback
+                          are, if there is a key */
     int insecure;      /* 1: other hosts may connect without a key; 0: as TSHARD_INSECURE says */
     double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
                           negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up the names in host
@@ -356,6 +356,7 @@ enum {
     TSHI_UV_UNPROVEN = 1024,
     TSHI_UV_FEW = 8,      /* lower bound of the limit of unauthenticated connections */
     TSHI_UV_ACCEPTS = 64, /* most connections accepted per event of the listener */
+    TSHI_UV_SPARES = 64,  /* most ephemeral keys that are kept for the next connections */
     /* SO_SNDBUF, in bytes, of a connection between two ranks of one host */
     TSHI_UV_NEAR = 512 << 10,
     /* bytes of a segment; a ring sends every chunk in segments (>>uv-algorithm) */
@@ -519,10 +520,10 @@ typedef struct tshi_uv_hello {
     uint32_t purpose;         /* what the connection is for: a tshi_uv_purpose */
     uint64_t group, job;      /* group: id of a group, 0: none; job: hash of the job's name */
     uint64_t process;         /* random number of the client's process, not 0 */
-    /* bits of tshi_uv_option: what the client wants of this connection, or can. After the handshake:
-     * what both ends have agreed on (tshi_uv_agreed) */
+    /* bits of tshi_uv_option: what the client wants of this connection, or can. After the
+     * handshake: what both ends have agreed on (tshi_uv_agreed) */
     int options;
-    /* ephemeral public keys of both ends, new for each connection: a handshake cannot be replayed */
+    /* ephemeral public keys of both ends, new for each handshake: none can be replayed */
     unsigned char client_share[32], server_share[32];
 } tshi_uv_hello;
 
@@ -530,7 +531,8 @@ typedef struct tshi_uv_hello {
 typedef enum tshi_uv_option {
     TSHI_UV_CHECKED = 1, /* a data connection has checksums */
     TSHI_UV_SEALED = 2,  /* the connection is encrypted; it has tags in place of checksums */
-    TSHI_UV_AES = 4      /* by AES-256-GCM, which both processors compute; else by ChaCha20-Poly1305 */
+    /* by AES-256-GCM, for which both processors have instructions; else by ChaCha20-Poly1305 */
+    TSHI_UV_AES = 4
 } tshi_uv_option;
 
 enum { TSHI_UV_ADDRESSES = 8 }; /* most addresses of one host that are tried */
@@ -659,7 +661,7 @@ typedef struct tshi_uv_peer {
      * was damaged: this rank reads nothing more from it, but still sends to it */
     int used, deaf;
     tshi_uv_channel *channel; /* NULL: the control connection is not encrypted */
-    int opened;               /* 1: the head of the first message in `in` is checked and decrypted */
+    int opened; /* 1: the head of the first message in `in` is checked, and decrypted */
     uint64_t process;        /* random number of the peer's process; 0: it has not dialled */
     tshi_uv_address address; /* address on which the peer listens */
     int placed, ready;       /* on rank 0: placed: address is known; ready: the peer sent READY */
@@ -690,6 +692,12 @@ typedef enum tshi_uv_phase {
     TSHI_UV_REPLIES /* the reply is being sent */
 } tshi_uv_phase;
 
+/* Ephemeral keys of a server, which no client has answered yet. */
+typedef struct tshi_uv_share {
+    unsigned char scalar[32], share[32]; /* private key; public key */
+    int64_t until;                       /* after this time they are not sent to another client */
+} tshi_uv_share;
+
 /* A connection that is not authenticated yet: dialled by this rank (the client), or accepted. */
 typedef struct tshi_uv_conn {
     tsh_uv_world *world;
@@ -711,7 +719,8 @@ typedef struct tshi_uv_conn {
     size_t in_used, in_need, out_used;
     int welcome;   /* server: 1 if the reply accepts the client */
     unsigned char scalar[32]; /* this end's ephemeral private key, until session is computed */
-    unsigned char session[32]; /* the key of both proofs, and of what the connection carries then */
+    int64_t share_until;      /* server: tshi_uv_share.until of that key */
+    unsigned char session[32]; /* session secret, from which all keys of the connection come */
     char name[80]; /* host:port of the other end */
 } tshi_uv_conn;
 
@@ -793,6 +802,8 @@ struct tsh_uv_world {
     int *members;                 /* array that every tshi_uv_blocked.member points into */
     tshi_uv_conn *conns;          /* list of connections not authenticated yet */
     int unproven, unproven_limit; /* number of accepted connections in conns; its limit */
+    tshi_uv_share spare[TSHI_UV_SPARES]; /* keys of connections that ended without a client hello */
+    int spares;                          /* number of valid entries of spare */
     tshi_uv_log_count tally[TSHI_UV_TALLIES];
     /* world_group: group of all ranks; making: group whose connections are being made, or NULL */
     tshi_uv_group *world_group, *making;
@@ -1285,44 +1296,80 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
 /* Needs: >>uv-wire.                                                          */
 /* ========================================================================== */
 
-/* TAG: bytes that a record is longer than what it holds. RECORDS: records after which a direction
- * takes its next key. */
+/* TAG: bytes that a record is longer than what it holds. RECORDS_PER_KEY: records after which a
+ * direction takes its next key. */
 enum { TSHI_UV_TAG = 16, TSHI_UV_RECORDS_PER_KEY = 1 << 24 };
 
 /* ---- CPace (draft-irtf-cfrg-cpace, CPaceRistretto255 with SHA-512) ---- */
 
-/* Hashes a text of less than 128 bytes with its length before it. */
-static void tshi_uv_hash_part(crypto_hash_sha512_state *hash, const void *text, size_t n) {
-    unsigned char length = (unsigned char)n;
-    (void)crypto_hash_sha512_update(hash, &length, 1);
-    (void)crypto_hash_sha512_update(hash, (const unsigned char *)text, n);
+/* A text that is hashed, of less than 128 bytes. */
+typedef struct tshi_uv_hashed {
+    const void *at;
+    size_t size; /* in bytes */
+} tshi_uv_hashed;
+
+/* Hashes n texts, each with its length before it. */
+static void tshi_uv_hash_all(crypto_hash_sha512_state *hash, const tshi_uv_hashed *parts, int n) {
+    for (int i = 0; i < n; i++) {
+        unsigned char length = (unsigned char)parts[i].size;
+        (void)crypto_hash_sha512_update(hash, &length, 1);
+        (void)crypto_hash_sha512_update(hash, (const unsigned char *)parts[i].at, parts[i].size);
+    }
 }
 
-/* Computes the generator of the group that belongs to the shared key. The server greets before it
- * knows who the client is, so the ranks and the other fields of the hello are not in here, but in
- * the session secret. */
-static void tshi_uv_generator(const unsigned char secret[32], unsigned char generator[32]) {
-    static const char suite[] = "CPaceRistretto255", channel[] = "tshard 3";
-    /* zeros after suite and key, with their lengths (1 byte each), fill a block of SHA-512 */
-    static const unsigned char zeros[128 - 1 - sizeof suite - 33] = {0};
+/* Computes the generator of the group that belongs to a key (or password). channel, id: the draft's
+ * CI and sid. */
+static void tshi_uv_cpace_generator(tshi_uv_hashed key, tshi_uv_hashed channel, tshi_uv_hashed id,
+                                    unsigned char generator[32]) {
+    static const unsigned char zeros[128] = {0};
+    tshi_uv_hashed parts[5];
     crypto_hash_sha512_state hash;
     unsigned char digest[64];
+    parts[0].at = "CPaceRistretto255";
+    parts[0].size = 17;
+    parts[1] = key;
+    parts[2].at = zeros; /* they fill a block of SHA-512 (128 bytes) with what is before them */
+    parts[2].size = 128 - 18 - (1 + key.size) - 1;
+    parts[3] = channel;
+    parts[4] = id;
     (void)crypto_hash_sha512_init(&hash);
-    tshi_uv_hash_part(&hash, suite, sizeof suite - 1);
-    tshi_uv_hash_part(&hash, secret, 32);
-    tshi_uv_hash_part(&hash, zeros, sizeof zeros);
-    tshi_uv_hash_part(&hash, channel, sizeof channel - 1);
-    tshi_uv_hash_part(&hash, "", 0); /* no id of the session: shares of both ends are new each time */
+    tshi_uv_hash_all(&hash, parts, 5);
     (void)crypto_hash_sha512_final(&hash, digest);
     (void)crypto_core_ristretto255_from_hash(generator, digest);
 }
 
+/* Computes the key that both ends share (the draft's ISK) from this end's private key (scalar) and
+ * the other end's public one (share). transcript: the client's share and what it says, the server's
+ * share and what it says. Returns 0 if the share is not a valid point. */
+static int tshi_uv_cpace_key(const unsigned char scalar[32], const unsigned char share[32],
+                             tshi_uv_hashed id, const tshi_uv_hashed transcript[4],
+                             unsigned char key[64]) {
+    unsigned char point[32];
+    tshi_uv_hashed parts[3] = {{"CPaceRistretto255_ISK", 21}, {NULL, 0}, {NULL, 32}};
+    crypto_hash_sha512_state hash;
+    int valid = crypto_scalarmult_ristretto255(point, scalar, share) == 0;
+    parts[1] = id;
+    parts[2].at = point;
+    (void)crypto_hash_sha512_init(&hash);
+    tshi_uv_hash_all(&hash, parts, 3);
+    tshi_uv_hash_all(&hash, transcript, 4);
+    (void)crypto_hash_sha512_final(&hash, key);
+    sodium_memzero(point, sizeof point);
+    sodium_memzero(&hash, sizeof hash);
+    return valid;
+}
+
+/* ---- the session secret of a connection ---- */
+
 /* Draws an ephemeral private key (scalar), and computes the public one (share), which the hello
- * carries to the other end. secret: hash of the shared key. */
+ * carries to the other end. secret: hash of the shared key. The server greets before it knows who
+ * the client is, so the generator does not depend on the ranks; the session secret does. */
 static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scalar[32],
                               unsigned char share[32]) {
     unsigned char generator[32];
-    tshi_uv_generator(secret, generator);
+    tshi_uv_hashed key = {NULL, 32}, channel = {"tshard 3", 8}, none = {"", 0};
+    key.at = secret;
+    tshi_uv_cpace_generator(key, channel, none, generator);
     crypto_core_ristretto255_scalar_random(scalar);
     /* fails only for a scalar of 0, which is never drawn; a share of zeros would be refused */
     if (crypto_scalarmult_ristretto255(share, scalar, generator) != 0) memset(share, 0, 32);
@@ -1335,27 +1382,20 @@ static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scal
 static int tshi_uv_agree(const unsigned char base[32], unsigned char scalar[32],
                          const unsigned char share[32], const tshi_uv_hello *hello,
                          unsigned char session[32]) {
-    static const char suite[] = "CPaceRistretto255_ISK";
-    unsigned char point[32], fields[44], key[64];
+    unsigned char fields[44], key[64];
     tshi_uv_cursor c = tshi_uv_cursor_over(fields, sizeof fields, 1);
     tshi_uv_hello all = *hello;
-    crypto_hash_sha512_state hash;
-    int valid = crypto_scalarmult_ristretto255(point, scalar, share) == 0;
+    tshi_uv_hashed none = {"", 0};
+    tshi_uv_hashed transcript[4] = {{NULL, 32}, {NULL, sizeof fields}, {NULL, 32}, {"", 0}};
+    int valid;
     tshi_uv_hello_fields(&c, &all);
-    (void)crypto_hash_sha512_init(&hash);
-    tshi_uv_hash_part(&hash, suite, sizeof suite - 1);
-    tshi_uv_hash_part(&hash, "", 0);
-    tshi_uv_hash_part(&hash, point, sizeof point);
-    tshi_uv_hash_part(&hash, hello->client_share, 32);
-    tshi_uv_hash_part(&hash, fields, sizeof fields);
-    tshi_uv_hash_part(&hash, hello->server_share, 32);
-    tshi_uv_hash_part(&hash, "", 0);
-    (void)crypto_hash_sha512_final(&hash, key);
+    transcript[0].at = hello->client_share;
+    transcript[1].at = fields;
+    transcript[2].at = hello->server_share;
+    valid = tshi_uv_cpace_key(scalar, share, none, transcript, key);
     (void)crypto_auth_hmacsha256(session, key, sizeof key, base);
     sodium_memzero(scalar, 32);
-    sodium_memzero(point, sizeof point);
     sodium_memzero(key, sizeof key);
-    sodium_memzero(&hash, sizeof hash);
     return valid;
 }
 
@@ -1365,13 +1405,12 @@ static int tshi_uv_agree(const unsigned char base[32], unsigned char scalar[32],
 typedef struct tshi_uv_cipher {
     crypto_aead_aes256gcm_state state; /* AES-256-GCM: the expanded key */
     unsigned char key[32];             /* ChaCha20-Poly1305: the key */
-    unsigned char chain[32];           /* secret from which this key was made, and the next one is */
+    unsigned char chain[32];           /* secret from which the next key is made */
     uint64_t count;                    /* number of records under this key, the next one's nonce */
     int aes;                           /* 1: AES-256-GCM, 0: ChaCha20-Poly1305 */
 } tshi_uv_cipher;
 
-/* What an encrypted connection has beside its socket. A control connection uses the ciphers alone.
- */
+/* What an encrypted connection has beside its socket. A control connection has ciphers only. */
 struct tshi_uv_channel {
     tshi_uv_cipher out, in; /* this end's key, and the other end's */
     /* records of a data connection that are to be sent, and that have arrived */
@@ -1435,11 +1474,11 @@ static void tshi_uv_seal(tshi_uv_cipher *cipher, const void *bytes, size_t n, vo
     unsigned char *to = (unsigned char *)record, nonce[12];
     tshi_uv_cipher_nonce(cipher, nonce);
     if (cipher->aes)
-        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(
-            to, to + n, NULL, from, n, NULL, 0, NULL, nonce, &cipher->state);
+        (void)crypto_aead_aes256gcm_encrypt_detached_afternm(to, to + n, NULL, from, n, NULL, 0,
+                                                             NULL, nonce, &cipher->state);
     else
-        (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(to, to + n, NULL, from, n, NULL,
-                                                                 0, NULL, nonce, cipher->key);
+        (void)crypto_aead_chacha20poly1305_ietf_encrypt_detached(to, to + n, NULL, from, n, NULL, 0,
+                                                                 NULL, nonce, cipher->key);
 }
 
 /* Decrypts a record of n bytes and a tag into `bytes`, which may begin where the record does.
@@ -1449,8 +1488,8 @@ static int tshi_uv_unseal(tshi_uv_cipher *cipher, const void *record, size_t n, 
     unsigned char *to = (unsigned char *)bytes, nonce[12];
     tshi_uv_cipher_nonce(cipher, nonce);
     if (cipher->aes)
-        return crypto_aead_aes256gcm_decrypt_detached_afternm(
-                   to, NULL, from, n, from + n, NULL, 0, nonce, &cipher->state) == 0;
+        return crypto_aead_aes256gcm_decrypt_detached_afternm(to, NULL, from, n, from + n, NULL, 0,
+                                                              nonce, &cipher->state) == 0;
     return crypto_aead_chacha20poly1305_ietf_decrypt_detached(to, NULL, from, n, from + n, NULL, 0,
                                                               nonce, cipher->key) == 0;
 }
@@ -2027,9 +2066,9 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
     return tshi_uv_failed(world);
 }
 
-/* Format of the error for a wrong checksum or tag. Arguments: "data" or "control"; this rank and its
- * host:port; the peer and its host:port; TSHI_UV_CHECK_OF; what was damaged; "" or " of all-reduce
- * ...". */
+/* Format of the error for a wrong checksum or tag. Arguments: "data" or "control"; this rank and
+ * its host:port; the peer and its host:port; TSHI_UV_CHECK_OF; what was damaged; "" or " of
+ * all-reduce ...". */
 #define TSHI_UV_DAMAGED_TEXT                                                                       \
     "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the %s of %s%s is wrong; "  \
     "is a network card, cable or switch between them faulty?"
@@ -2106,8 +2145,8 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends world->outgoing, n bytes with the place of a checksum after length and type, as two records.
- */
+/* Sends world->outgoing, n bytes with the place of a checksum after length and type, as two
+ * records. */
 static void tshi_uv_post_sealed(tshi_uv_peer *peer, size_t n) {
     const unsigned char *bytes = peer->world->outgoing.bytes;
     const size_t head = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL; /* length and type */
@@ -2690,8 +2729,37 @@ static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
     return conn;
 }
 
+/* Gives an accepted connection its ephemeral keys. Strangers who come and go get those of others
+ * who went before: the keys cost more time (50 us) than all else that is done for a stranger. */
+static void tshi_uv_give_share(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    int64_t now = tsh_now();
+    while (world->spares) {
+        tshi_uv_share *spare = &world->spare[--world->spares];
+        if (now >= spare->until) continue;
+        memcpy(conn->scalar, spare->scalar, sizeof conn->scalar);
+        memcpy(conn->hello.server_share, spare->share, sizeof spare->share);
+        conn->share_until = spare->until;
+        return;
+    }
+    tshi_uv_new_share(world->secret, conn->scalar, conn->hello.server_share);
+    conn->share_until = now + TSHI_UV_PATIENCE_S * TSHI_UV_SECOND;
+}
+
+/* Keeps the ephemeral keys of an accepted connection that ends, if no client has used them. */
+static void tshi_uv_keep_share(const tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    tshi_uv_share *spare = &world->spare[world->spares];
+    if (conn->phase != TSHI_UV_AWAITS_HELLO || world->spares == TSHI_UV_SPARES) return;
+    memcpy(spare->scalar, conn->scalar, sizeof spare->scalar);
+    memcpy(spare->share, conn->hello.server_share, sizeof spare->share);
+    spare->until = conn->share_until;
+    world->spares++;
+}
+
 static void tshi_uv_conn_free(tshi_uv_conn *conn) {
     tshi_uv_conn **at = &conn->world->conns;
+    tshi_uv_keep_share(conn);
     while (*at != conn) at = &(*at)->next;
     *at = conn->next;
     conn->world->unproven -= !conn->dialled;
@@ -3480,8 +3548,8 @@ static int tshi_uv_intact(const tshi_uv_peer *peer, size_t from, size_t n) {
     return tshi_uv_field(&c, 0, 4) == tshi_uv_crc(peer->world, 0, message, from + n);
 }
 
-/* Handles a wrong checksum or tag of a control message: what follows on this connection cannot be read.
- * The connection stays open, so that the peer still gets this rank's report and decision. */
+/* Handles a wrong checksum or tag of a control message: what follows on this connection cannot be
+ * read. The connection stays open, so that the peer still gets this rank's report and decision. */
 static void tshi_uv_deafen(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
     tshi_uv_address ends[2];
@@ -3724,7 +3792,7 @@ static void tshi_uv_conn_begin(tshi_uv_conn *conn, int fd, const tshi_uv_address
         tshi_uv_conn_end(conn); /* there is no memory to watch the socket */
     } else if (!conn->dialled) {
         uint32_t version = TSHI_UV_VERSION;
-        tshi_uv_new_share(conn->world->secret, conn->scalar, conn->hello.server_share);
+        tshi_uv_give_share(conn); /* new keys, so no client hello can be replayed */
         (void)tshi_uv_server_hello(conn->out, 1, &version, conn->hello.server_share);
         conn->out_used = TSHI_UV_SERVER_HELLO;
         conn->in_need = TSHI_UV_CLIENT_HELLO; /* bytes of the client hello, to be read */
@@ -4961,7 +5029,8 @@ static void tshi_uv_frame_done(tshi_uv_op *op, tshi_uv_fifo *fifo) {
         tshi_uv_direct_sums(op);
 }
 
-/* Reports that a checksum, or tag, of received bytes is wrong. what: "the header" or "the payload". */
+/* Reports that a checksum, or tag, of received bytes is wrong. what: "the header" or "the
+ * payload". */
 static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
     const tshi_uv_group *group = link->group;
     const tshi_uv_fifo *fifo = tshi_uv_in_use(link);
@@ -5865,6 +5934,7 @@ static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loo
     free(world->search);
     sodium_memzero(world->secret, sizeof world->secret); /* erases the key from memory */
     sodium_memzero(world->mesh, sizeof world->mesh);
+    sodium_memzero(world->spare, sizeof world->spare);
     free(world);
 }
 

@@ -8,7 +8,7 @@
  *     if (llm_adapter_read(&a, "out", &why) && llm_adapter_add(root, &a) == TSH_OK)
  *         llm_adapter_load(root, &a, "out", NULL);                      // and what PEFT wrote
  *
- * Link with tshard and cJSON. */
+ * Link with tshard, cJSON and PCRE2. */
 #ifndef LLM_ADAPTER_H
 #define LLM_ADAPTER_H
 
@@ -16,19 +16,28 @@
 #include "json.h"
 #include "quote.h"
 
+#ifndef PCRE2_CODE_UNIT_WIDTH
+#define PCRE2_CODE_UNIT_WIDTH 8
+#endif
+#include <pcre2.h>
+
 #if defined(__GNUC__)
 #define LLM_ADAPTER_API __attribute__((unused)) static
 #else
 #define LLM_ADAPTER_API static
 #endif
 
-enum { LLM_ADAPTER_TARGETS = 32 };
+enum { LLM_ADAPTER_TARGETS = 32, LLM_ADAPTER_PATTERN = 1 << 15 };
 
-/* What adapter_config.json says. */
+/* What adapter_config.json says. The layers that have an adapter are those whose names `targets`
+ * has, or that `pattern` matches; with neither, all linear layers, but no classifier. */
 typedef struct llm_adapter {
     tsh_lora_desc lora;                    /* .name is kept; .parts are not in the file */
-    char targets[LLM_ADAPTER_TARGETS][64]; /* names of the layers: "q_proj" */
-    int count;      /* length of targets; 0: all linear layers, but no classifier */
+    char targets[LLM_ADAPTER_TARGETS][64]; /* names of layers, or ends of paths: "q_proj" */
+    int count;                             /* length of targets */
+    char pattern[LLM_ADAPTER_PATTERN]; /* a regular expression that matches a layer's whole path, if
+                                        * count is 0; llm_adapter_read writes long lists of targets
+                                        * as one, too; "": none */
     char base[256]; /* name or path of the model that it was made for; "": unknown */
     char task[32];  /* what the model is for, as PEFT names it: "CAUSAL_LM"; "": not said */
 } llm_adapter;
@@ -112,24 +121,79 @@ static int llm_adapter_values(llm_adapter *a, const cJSON *json, const char *fol
            llm_adapter_refuse(why, folder, "use_rslora", "is not true or false");
 }
 
-/* Reads the names of the layers. Returns 0 and *why if there are none. */
-static int llm_adapter_targets(llm_adapter *a, const cJSON *json, const char *folder,
-                               tsh_error *why) {
-    static const char key[] = "target_modules";
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, key), *item;
-    a->count = 0;
-    if (strcmp(llm_adapter_string(json, key), "all-linear") == 0) return 1;
-    if (!cJSON_IsArray(list) || !list->child)
-        return llm_adapter_refuse(why, folder, key, "is no list of names and not \"all-linear\"");
-    cJSON_ArrayForEach(item, list) {
-        const char *name = cJSON_GetStringValue(item);
-        if (!name || !*name || strpbrk(name, "*?[") || strlen(name) >= sizeof a->targets[0])
-            return llm_adapter_refuse(why, folder, key, "has an entry that is no name of a layer");
-        if (a->count == LLM_ADAPTER_TARGETS)
-            return llm_adapter_refuse(why, folder, key, "has more than 32 names");
-        (void)strcpy(a->targets[a->count++], name);
+/* Appends a text to a->pattern, with quotes 1 so that it matches itself. Returns 0: there is no
+ * room. */
+static int llm_adapter_append(llm_adapter *a, const char *text, int quotes) {
+    size_t n = strlen(a->pattern);
+    for (; *text; text++) {
+        const int special = quotes && strchr("\\.^$|()[]{}*+?", *text);
+        if (n + 3 > sizeof a->pattern) return 0;
+        if (special) a->pattern[n++] = '\\';
+        a->pattern[n++] = *text;
     }
+    a->pattern[n] = 0;
     return 1;
+}
+
+/* Compiles a->pattern. The caller frees it; NULL and *why: it is wrong, or there is no memory. */
+static pcre2_code *llm_adapter_compile(const llm_adapter *a, tsh_error *why) {
+    int number;
+    size_t at;
+    unsigned char text[128] = "";
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)a->pattern, PCRE2_ZERO_TERMINATED,
+                                     PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_UTF, &number, &at,
+                                     NULL);
+    if (code) return code;
+    (void)pcre2_get_error_message(number, text, sizeof text);
+    (void)tsh_error_set(why, TSH_ERR_UNSUPPORTED, -1,
+                        "target_modules is a regular expression that cannot be read: %s, after %d "
+                        "characters",
+                        (const char *)text, (int)at);
+    return NULL;
+}
+
+/* Sets what target_modules says: "all-linear", a regular expression, or a list of names. Returns 0
+ * and *why if it is none of these. */
+static int llm_adapter_targets(llm_adapter *a, const cJSON *targets, const char *folder,
+                               tsh_error *why) {
+    const char *text = cJSON_GetStringValue(targets);
+    const cJSON *name;
+    int fits = 1; /* the list fits into a->targets */
+    a->count = 0;
+    a->pattern[0] = 0;
+    if (text && strcmp(text, "all-linear") == 0) return 1;
+    if (text && *text) {
+        tsh_error wrong;
+        pcre2_code *code;
+        if (!llm_adapter_append(a, text, 0))
+            return llm_adapter_refuse(why, folder, "target_modules", "is too long");
+        code = llm_adapter_compile(a, &wrong);
+        pcre2_code_free(code);
+        if (!code)
+            (void)tsh_error_set(why, TSH_ERR_UNSUPPORTED, -1, "%.300s/adapter_config.json: %s",
+                                folder, wrong.message);
+        return code != NULL;
+    }
+    if (!cJSON_IsArray(targets) || !targets->child)
+        return llm_adapter_refuse(why, folder, "target_modules",
+                                  "is no list of names, no regular expression and not "
+                                  "\"all-linear\"");
+    cJSON_ArrayForEach(name, targets) {
+        if (!cJSON_IsString(name) || !name->valuestring[0])
+            return llm_adapter_refuse(why, folder, "target_modules",
+                                      "has an entry that is no name");
+        fits = fits && a->count < LLM_ADAPTER_TARGETS &&
+               strlen(name->valuestring) < sizeof a->targets[0];
+        if (fits) (void)strcpy(a->targets[a->count++], name->valuestring);
+    }
+    if (fits) return 1;
+    a->count = 0;
+    fits = llm_adapter_append(a, "(?:.*\\.)?(?:", 0);
+    cJSON_ArrayForEach(name, targets)
+        fits = fits && (name == targets->child || llm_adapter_append(a, "|", 0)) &&
+               llm_adapter_append(a, name->valuestring, 1);
+    return (fits && llm_adapter_append(a, ")", 0)) ||
+           llm_adapter_refuse(why, folder, "target_modules", "has too many names");
 }
 
 /* Fills in *a from the parsed config of a folder. Returns 0 and *why if it is none that tsh_lora
@@ -150,7 +214,8 @@ static int llm_adapter_parse(llm_adapter *a, const cJSON *json, const char *fold
     (void)snprintf(a->base, sizeof a->base, "%.255s",
                    llm_adapter_string(json, "base_model_name_or_path"));
     (void)snprintf(a->task, sizeof a->task, "%.31s", llm_adapter_string(json, "task_type"));
-    return llm_adapter_targets(a, json, folder, why);
+    return llm_adapter_targets(a, cJSON_GetObjectItemCaseSensitive(json, "target_modules"), folder,
+                               why);
 }
 
 /* Reads folder/adapter_config.json to *a. Returns 0 and *why if that fails. */
@@ -171,30 +236,96 @@ LLM_ADAPTER_API int llm_adapter_read(llm_adapter *a, const char *folder, tsh_err
     return ok;
 }
 
-/* Returns 1 if another target names all layers that target i names: the same name, or the end of
- * it, as "proj" of "mlp.proj". */
-static int llm_adapter_covered(const llm_adapter *a, int i) {
-    const char *own = a->targets[i];
-    for (int k = 0; k < a->count; k++) {
-        const char *other = a->targets[k];
-        const size_t n = strlen(own), m = strlen(other);
-        if (k == i || m > n || strcmp(own + n - m, other) != 0) continue;
-        if (m == n ? k < i : own[n - m - 1] == '.') return 1;
+/* Writes to `name`, of `size` bytes, the name that PEFT knows a module by, of which `path` is the
+ * path below the module that llm_adapter_add_named is given. */
+typedef void (*llm_adapter_name_fn)(const char *path, char *name, size_t size, const void *user);
+
+/* Adapters that are being added. */
+typedef struct llm_adapter_adding {
+    const llm_adapter *a;
+    tsh_module *root;
+    pcre2_code *code; /* a->pattern compiled, or NULL */
+    pcre2_match_data *match;
+    llm_adapter_name_fn name;
+    const void *user;
+    int found[LLM_ADAPTER_TARGETS]; /* 1: a layer has had the name */
+    int added;                      /* number of layers */
+} llm_adapter_adding;
+
+/* Returns 1 if a layer of this name is to have an adapter. */
+static int llm_adapter_wants(llm_adapter_adding *w, const char *name) {
+    const size_t n = strlen(name);
+    int wanted = 0;
+    if (w->code) return pcre2_match(w->code, (PCRE2_SPTR)name, n, 0, 0, w->match, NULL) >= 0;
+    for (int i = 0; i < w->a->count; i++) {
+        const size_t length = strlen(w->a->targets[i]);
+        if (length > n || strcmp(name + n - length, w->a->targets[i]) != 0 ||
+            (length < n && name[n - length - 1] != '.'))
+            continue;
+        wanted = w->found[i] = 1;
     }
-    return 0;
+    return wanted;
 }
 
-/* Adds the adapters to all layers below module whose name, or the end of whose path, is one of the
- * targets, as PEFT does. */
-LLM_ADAPTER_API tsh_result llm_adapter_add(tsh_module *module, const llm_adapter *a) {
-    tsh_result result = a->count ? TSH_OK : tsh_lora(module, NULL, &a->lora);
-    for (int i = 0; i < a->count && result == TSH_OK; i++) {
-        char pattern[80];
-        if (llm_adapter_covered(a, i)) continue;
-        (void)snprintf(pattern, sizeof pattern, "**.%s", a->targets[i]);
-        result = tsh_lora(module, pattern, &a->lora);
+/* Adds adapters to the layers below `module` that are to have one. */
+static void llm_adapter_walk(llm_adapter_adding *w, tsh_module *module) {
+    const size_t skip = strlen(tsh_module_path(w->root));
+    tsh_module *child;
+    char name[512];
+    for (int i = 0; (child = tsh_child(module, i)) != NULL; i++) {
+        const char *path = tsh_module_path(child) + skip + (skip > 0);
+        const char *dot = strrchr(path, '.'), *last = dot ? dot + 1 : path;
+        if (strcmp(last, "lora_A") == 0 || strcmp(last, "lora_B") == 0) continue;
+        (void)snprintf(name, sizeof name, "%.500s", path);
+        if (w->name) w->name(path, name, sizeof name, w->user);
+        if (!llm_adapter_wants(w, name))
+            llm_adapter_walk(w, child);
+        else if (tsh_lora(w->root, path, &w->a->lora) != TSH_OK)
+            return;
+        else
+            w->added++;
     }
-    return result;
+}
+
+/* Adds the adapters to all layers below module that `a` names, as PEFT does. name: gives a layer's
+ * name; NULL: its path below module. */
+LLM_ADAPTER_API tsh_result llm_adapter_add_named(tsh_module *module, const llm_adapter *a,
+                                                 llm_adapter_name_fn name, const void *user) {
+    llm_adapter_adding w;
+    tsh_ctx *ctx = tsh_module_ctx(module);
+    tsh_error why;
+    char pattern[80];
+    if (!a->count && !a->pattern[0]) return tsh_lora(module, NULL, &a->lora);
+    memset(&w, 0, sizeof w);
+    w.a = a;
+    w.root = module;
+    w.name = name;
+    w.user = user;
+    if (!a->count) {
+        w.code = llm_adapter_compile(a, &why);
+        w.match = w.code ? pcre2_match_data_create_from_pattern(w.code, NULL) : NULL;
+        if (!w.code)
+            (void)tsh_fail(ctx, why.code, "%s", why.message);
+        else if (!w.match)
+            (void)tsh_fail(ctx, TSH_ERR_MEMORY, "not enough memory");
+    }
+    if (tsh_ok(ctx)) llm_adapter_walk(&w, module);
+    pcre2_match_data_free(w.match);
+    pcre2_code_free(w.code);
+    for (int i = 0; i < a->count && tsh_ok(ctx); i++) {
+        (void)snprintf(pattern, sizeof pattern, "**.%s", a->targets[i]);
+        if (!w.found[i]) (void)tsh_lora(module, pattern, &a->lora); /* fails, and says why */
+    }
+    if (tsh_ok(ctx) && !a->count && !w.added)
+        (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                       "target_modules: \"%.200s\" matches no layer of the model", a->pattern);
+    return tsh_last_error(ctx)->code;
+}
+
+/* Adds the adapters to all layers below module whose path, or the end of it, is one of the targets,
+ * or whose path the pattern matches, as PEFT does. */
+LLM_ADAPTER_API tsh_result llm_adapter_add(tsh_module *module, const llm_adapter *a) {
+    return llm_adapter_add_named(module, a, NULL, NULL);
 }
 
 /* Sets path to folder/adapter_model.safetensors, and *desc to the options of loading and saving it:
@@ -239,7 +370,9 @@ static tsh_result llm_adapter_write_config(const llm_adapter *a, const char *fol
     char *text;
     tsh_writer writer;
     tsh_result result;
-    if (!a->count) (void)cJSON_AddStringToObject(json, "target_modules", "all-linear");
+    if (!a->count)
+        (void)cJSON_AddStringToObject(json, "target_modules",
+                                      a->pattern[0] ? a->pattern : "all-linear");
     for (int i = 0; i < a->count; i++)
         (void)cJSON_AddItemToArray(targets, cJSON_CreateString(a->targets[i]));
     (void)cJSON_AddStringToObject(json, "peft_type", "LORA");

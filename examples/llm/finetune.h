@@ -312,8 +312,8 @@ static void tune_tell(const tune_rank *t) {
            report_commas(a, t->parameters), report_commas(b, t->trained),
            100.0 * (double)t->trained / (double)t->parameters);
     if (s->lora) printf(": LoRA of rank %lld, alpha %g", (long long)s->lora, s->alpha);
-    printf("\nranks     %d: tp %d x pp %d x dp %d\n", tsh_world(t->ctx)->size,
-           tsh_tp(t->ctx)->size, tsh_pp(t->ctx)->size, tsh_dp(t->ctx)->size);
+    printf("\nranks     %d: tp %d x pp %d x dp %d\n", tsh_world(t->ctx)->size, tsh_tp(t->ctx)->size,
+           tsh_pp(t->ctx)->size, tsh_dp(t->ctx)->size);
     printf("training  %lld steps of %lld rows in %lld micro-batches, AdamW, learning rate %g%s\n",
            (long long)s->steps, (long long)s->batch, (long long)s->accumulate, s->lr,
            job->data.pairs ? ", DPO" : "");

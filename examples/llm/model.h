@@ -532,18 +532,34 @@ static void llm_adapter_name(const llm_net *m, llm_adapter_names *names) {
     names->desc.broadcast = m->config->broadcast;
 }
 
-/* Adds adapters to the layers of the model that `a` names, as PEFT does to those of the model in
- * transformers: all linear layers but the head, or those whose name or the end of whose path is one
- * of its targets. */
-LLM_API tsh_result llm_model_adapter_add(llm_net *m, const llm_adapter *a) {
-    const size_t n = strlen(m->family->base);
-    llm_adapter own = *a;
-    for (int i = 0; i < own.count; i++) { /* whole paths begin with the family's prefix */
-        char *target = own.targets[i];
-        if (strncmp(target, m->family->base, n) == 0 && target[n] == '.')
-            memmove(target, target + n + 1, strlen(target + n + 1) + 1);
+/* A llm_adapter_name_fn; user: the llm_net. Writes the module's name in transformers: with the
+ * family's prefix, but for a head, and with the part of the path by which the files have another. */
+static void llm_name_in_files(const char *path, char *name, size_t size, const void *user) {
+    const llm_family *family = ((const llm_net *)user)->family;
+    const char *prefix = strncmp(path, "lm_head", 7) == 0 || strncmp(path, "embed_out", 9) == 0
+                             ? ""
+                             : family->base;
+    const tsh_rename *pair = family->rename;
+    (void)snprintf(name, size, "%s%s%s", prefix, *prefix ? "." : "", path);
+    for (; pair && pair->from; pair++) { /* "**.fc1.**" of the file is "**.mlp.fc1.**" of the tree */
+        const char *from = pair->from + 3, *to = pair->to + 3;
+        const size_t m = strlen(from) - strlen(strrchr(from, '.')),
+                     n = strlen(to) - strlen(strrchr(to, '.'));
+        char *at = strchr(name, '.');
+        while (at && (strncmp(at + 1, to, n) != 0 || (at[1 + n] && at[1 + n] != '.')))
+            at = strchr(at + 1, '.');
+        if (!at || strlen(name) + m >= size + n) continue;
+        memmove(at + 1 + m, at + 1 + n, strlen(at + 1 + n) + 1);
+        memcpy(at + 1, from, m);
+        return;
     }
-    return llm_adapter_add(m->root, &own);
+}
+
+/* Adds adapters to the layers of the model that `a` names, as PEFT does to those of the model in
+ * transformers: all linear layers but the head, those whose name there, or the end of it, is one of
+ * its targets, or those whose name its pattern matches. */
+LLM_API tsh_result llm_model_adapter_add(llm_net *m, const llm_adapter *a) {
+    return llm_adapter_add_named(m->root, a, llm_name_in_files, m);
 }
 
 /* Reads A and B of the model's adapters, which it has already, from a folder that PEFT or

@@ -92,8 +92,7 @@ LLM_API tsh_tensor *prefer_loss(tune_rank *t, tsh_tensor *vectors) {
 LLM_API tsh_tensor *prefer_add(tune_rank *t, tsh_tensor *vectors) {
     for (int64_t i = 0; i < prefer_pairs(t) && tsh_ok(t->ctx); i++) {
         if (prefer_document(t, i) < 0) continue;
-        const double x = t->set->beta *
-                         (prefer_measure(t, vectors, i) - *prefer_reference(t, i));
+        const double x = t->set->beta * (prefer_measure(t, vectors, i) - *prefer_reference(t, i));
         t->sums.loss += x > 0 ? log1p(exp(-x)) : log1p(exp(x)) - x; /* -log sigmoid(x) */
         t->sums.right += x > 0;
         t->sums.count++;

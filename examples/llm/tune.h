@@ -220,8 +220,8 @@ static int tune_join(tune_rank *t) {
 
 /* Makes t->batch by llm_data_batch or llm_data_held. Returns 0: not enough memory. */
 static int tune_read_batch(tune_rank *t, const llm_batch_of *of,
-                           int (*read)(llm_reader *reader, const llm_batch_of *of,
-                                       llm_batch *batch, llm_batch *rejected)) {
+                           int (*read)(llm_reader *reader, const llm_batch_of *of, llm_batch *batch,
+                                       llm_batch *rejected)) {
     const int pairs = t->job->data.pairs;
     if (!read(&t->reader, of, pairs ? &t->pair[0] : &t->batch, &t->pair[1]) ||
         (pairs && !tune_join(t)))

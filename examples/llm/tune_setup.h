@@ -74,8 +74,9 @@ static int tune_check_model(tune_job *job) {
     if (c->encoder || !c->causal)
         return tune_refuse(job, "%s: such a model does not predict the next token", c->type);
     if (s->pp > c->layers)
-        return tune_refuse(job, "--pp %lld: the model has %lld layers, of which a stage takes one "
-                                "or more",
+        return tune_refuse(job,
+                           "--pp %lld: the model has %lld layers, of which a stage takes one "
+                           "or more",
                            (long long)s->pp, (long long)c->layers);
     if (whole && job->weights_name)
         return tune_refuse(job,
@@ -112,10 +113,11 @@ static int tune_context(tune_job *job) {
     if (!job->set.context) job->set.context = most && most < TUNE_CONTEXT ? most : TUNE_CONTEXT;
     most = job->config->rope.limit; /* of longer texts, stages would need each batch's length */
     if (job->set.pp > 1 && most && job->set.context > most)
-        return tune_refuse(job,
-                           "--pp takes a --context of at most %lld here, not %lld: beyond it, rotary "
-                           "frequencies depend on how long the texts of a batch are",
-                           (long long)most, (long long)job->set.context);
+        return tune_refuse(
+            job,
+            "--pp takes a --context of at most %lld here, not %lld: beyond it, rotary "
+            "frequencies depend on how long the texts of a batch are",
+            (long long)most, (long long)job->set.context);
     return 1;
 }
 

@@ -139,8 +139,9 @@ static void what_cannot_be_computed_is_refused(void **state) {
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"bias\": \"all\"}", "bias may change"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"rank_pattern\": {\"q\": 4}}",
          "rank_pattern may change"},
-        {"{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": \".*q\"}",
-         "target_modules is no"},
+        {"{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": \".*(q\"}",
+         "adapter_config.json: target_modules is a regular expression that cannot be read: miss"},
+        {"{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": 3}", "is no list of names"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"init_lora_weights\": \"pissa\"}",
          "init_lora_weights"},
         {"{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": [1]}", "has an entry that is no"},
@@ -158,6 +159,13 @@ static void what_cannot_be_computed_is_refused(void **state) {
     write_config("{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": \"all-linear\"}");
     assert_true(llm_adapter_read(&a, files_here, &why));
     assert_int_equal(a.count, 0);
+    assert_string_equal(a.pattern, "");
+    write_config("{\"peft_type\": \"LORA\", \"r\": 2, \"target_modules\": [\"q\", "
+                 "\"a_very_long_path.of_a_layer_in_a_model.with_more_than_64_letters.k+\"]}");
+    assert_true(llm_adapter_read(&a, files_here, &why));
+    assert_int_equal(a.count, 0);
+    assert_string_equal(a.pattern, "(?:.*\\.)?(?:q|a_very_long_path\\.of_a_layer_in_a_model\\."
+                                   "with_more_than_64_letters\\.k\\+)");
 }
 
 /* Targets that name the same layers give them one adapter. */

@@ -141,7 +141,8 @@ def stages_learn_the_same_bits(folder):
     """No weight is shared by two stages: a pipeline gives the bits of one rank that runs the same
     micro-batches, and writes the same sample, model and adapter."""
     learner = Learner(folder, layers=4)
-    for data, more in ((learner.text, ()), (learner.text, ("--lora", "4", "--dtype", "bf16")),
+    dropout = ("--lora", "4", "--lora-dropout", "0.1")
+    for data, more in ((learner.text, ()), (learner.text, (*dropout, "--dtype", "bf16")),
                        (learner.chats, ("--template", "chatml", "--context", "96")),
                        (learner.pairs, ("--lora", "4"))):
         more = (*more, "--accumulate", "4", "--max-new", "8", "--tp", "1")

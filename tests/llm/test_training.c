@@ -428,6 +428,51 @@ static void adapters_learn_as_in_peft(void **state) {
     assert_int_equal(failed, 0);
 }
 
+/* Replaces target_modules of the golden's adapter_config.json: how 0: by whole names, 1: by a list
+ * of so many names that it is read as a pattern, 2: by a regular expression. */
+static void write_targets(const cJSON *json, int how) {
+    const cJSON *adapter = item(json, "adapter"), *tensor, *name;
+    cJSON *config = cJSON_Duplicate(item(adapter, "config"), 1), *list = cJSON_CreateArray();
+    char pattern[400] = ".*\\.[\\d]+\\b.*\\.(?:x";
+    cJSON_ArrayForEach(tensor, item(adapter, "tensors")) {
+        char path[200];
+        char *end = strstr(strcpy(path, tensor->string), ".lora_A.");
+        if (end) *end = 0;
+        for (int i = 0; end && i < (how ? 9 : 1); i++)
+            (void)cJSON_AddItemToArray(
+                list, cJSON_CreateString(path + strlen("base_model.model.")));
+    }
+    cJSON_ArrayForEach(name, item(config, "target_modules")) {
+        (void)strcat(pattern, "|");
+        (void)strcat(pattern, name->valuestring);
+    }
+    (void)strcat(pattern, ")");
+    if (how == 2) {
+        cJSON_Delete(list);
+        list = cJSON_CreateString(pattern);
+    }
+    (void)cJSON_ReplaceItemInObject(config, "target_modules", list);
+    write_json("adapter_config.json", config);
+    cJSON_Delete(config);
+}
+
+static void targets_are_read_as_by_peft(void **state) {
+    static const char *const names[] = {"bloom", "gpt2", "llama", "opt", "phi3"};
+    int failed = 0;
+    (void)state;
+    for (int k = 0; k < COUNT(goldens); k++)
+        for (int how = 0; how < 3; how++) {
+            run r = {.want = "lora", .ranks = 1, .tp = 1, .tolerance = near, .adapter = files_here};
+            int i = 0;
+            while (i < COUNT(names) && strcmp(names[i], goldens[k].name) != 0) i++;
+            if (i == COUNT(names)) continue;
+            write_folder(goldens[k].json);
+            write_targets(goldens[k].json, how);
+            failed += fails(&goldens[k], &r);
+        }
+    assert_int_equal(failed, 0);
+}
+
 static void adapters_of_quantised_weights_learn_as_in_peft(void **state) {
     int failed = 0;
     (void)state;
@@ -552,6 +597,7 @@ int main(void) {
         cmocka_unit_test(all_weights_learn_as_in_transformers),
         cmocka_unit_test(more_stages_learn_the_same),
         cmocka_unit_test(adapters_learn_as_in_peft),
+        cmocka_unit_test(targets_are_read_as_by_peft),
         cmocka_unit_test(adapters_of_quantised_weights_learn_as_in_peft),
         cmocka_unit_test(preferences_are_learnt_as_in_trl),
     };

@@ -33,7 +33,7 @@ static void smollm3_config(llm_config *c) {
         memcpy(c->slides, c->no_rope, sizeof c->slides);
 }
 
-static const llm_family smollm3_family = {"smollm3",   "model",      smollm3_config, llama_add,
-                                          llama_embed, llama_finish, NULL};
+static const llm_family smollm3_family = {
+    "smollm3", "model", smollm3_config, llama_add, llama_embed, llama_finish, NULL};
 
 #endif

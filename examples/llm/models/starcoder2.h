@@ -27,7 +27,7 @@ static void starcoder2_add(llm_net *m) {
     llama_add_with(m, llama_block, starcoder2_add_block);
 }
 
-static const llm_family starcoder2_family = {"starcoder2", "model", starcoder2_config,
-                                             starcoder2_add, llama_embed, llama_finish, NULL};
+static const llm_family starcoder2_family = {
+    "starcoder2", "model", starcoder2_config, starcoder2_add, llama_embed, llama_finish, NULL};
 
 #endif
