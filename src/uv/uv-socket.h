@@ -96,6 +96,10 @@ static int tshi_uv_end_of(int fd, int other, tshi_uv_address *address) {
 
 static void tshi_uv_address_text(const tshi_uv_address *address, char *text, size_t room) {
     char host[64];
+    if (address->storage.ss_family == AF_UNIX) {
+        (void)snprintf(text, room, "a Unix socket");
+        return;
+    }
     tshi_uv_host_text(address, host, sizeof host);
     tshi_uv_name(host, tshi_uv_port(address), text, room);
 }
