@@ -110,7 +110,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     }
     if (done > 0 && share) {
         tshi_uv_conn_free(conn); /* the two ranks have each other's segment, or use TCP */
-    } else if (done < 0) { /* the handshake failed */
+    } else if (done < 0) {       /* the handshake failed */
         tshi_uv_conn_end(conn);
     } else if (done) { /* both ends are authenticated */
         tshi_uv_proven(conn);
@@ -197,12 +197,15 @@ static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
             if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection waits to be accepted */
             if (tshi_uv_drop_unproven(world)) continue;     /* frees a descriptor: try again */
             tshi_uv_too_few(world);
-            tshi_uv_unwatch(near ? &world->shm_listening : &world->listening); /* a later tick tries again */
+            tshi_uv_unwatch(near ? &world->shm_listening
+                                 : &world->listening); /* a later tick tries again */
             world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
             return;
         }
         if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_unproven(world);
-        conn = tshi_uv_prepare_fd(fd) && (!near || tshi_uv_same_user(fd)) ? tshi_uv_conn_new(world, 0) : NULL;
+        conn = tshi_uv_prepare_fd(fd) && (!near || tshi_uv_same_user(fd))
+                   ? tshi_uv_conn_new(world, 0)
+                   : NULL;
         if (conn) {
             conn->address = from;
             tshi_uv_conn_begin(conn, fd, &from);
@@ -217,11 +220,10 @@ static void tshi_uv_dial(tshi_uv_conn *conn) {
     const tshi_uv_address *address = &conn->address;
     char name[80]; /* host:port, for the error */
     int fd, why;
-    if (conn->hello.purpose == TSHI_UV_JOIN)
-        /* tries all addresses of rank 0's host in turn */
+    if (conn->hello.purpose == TSHI_UV_JOIN) /* tries all addresses of rank 0's host in turn */
         address = &world->address[conn->attempts % world->addresses];
     fd = tshi_uv_connect(address);
-    why = errno;              /* saved before another call changes errno */
+    why = errno; /* saved before another call changes errno */
     if (conn->hello.purpose == TSHI_UV_SHARE &&
         (fd >= 0 ? !tshi_uv_same_user(fd) : why == ECONNREFUSED)) {
         tshi_uv_close_fd(&fd); /* another user; or the rank is on another host: it uses TCP */

@@ -168,8 +168,7 @@ static tshi_uv_reply tshi_uv_check_hello(const tshi_uv_conn *conn, int64_t *valu
     if (hello->purpose > TSHI_UV_SHARE ||
         (hello->purpose == TSHI_UV_SHARE) != tshi_uv_is_unix(conn))
         return TSHI_UV_UNKNOWN;
-    if (hello->purpose == TSHI_UV_SHARE)
-        return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
+    if (hello->purpose == TSHI_UV_SHARE) return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     peer = &world->peer[hello->client];
     same = peer->process == hello->process;
     if (hello->purpose <= TSHI_UV_CONTROL) { /* JOIN or CONTROL */
@@ -218,9 +217,8 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
         status = TSHI_UV_OTHER_VERSION;
     } else {
         tshi_uv_proof(tshi_uv_secret(world, hello->purpose), 'C', 0, 0, hello, expected);
-        status = sodium_memcmp(proof, expected, 32) != 0
-                     ? TSHI_UV_OTHER_KEY
-                     : tshi_uv_check_hello(conn, &value);
+        status = sodium_memcmp(proof, expected, 32) != 0 ? TSHI_UV_OTHER_KEY
+                                                         : tshi_uv_check_hello(conn, &value);
     }
     if (status == TSHI_UV_OTHER_KEY || status == TSHI_UV_OTHER_VERSION)
         tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: %s", world->rank, conn->name,

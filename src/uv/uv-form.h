@@ -5,7 +5,7 @@
 /* Each rank then dials all lower ranks; in a new group, the lower members.   */
 /* A rank that has all its connections sends READY to rank 0.                 */
 /* When all ranks are ready, rank 0 sends GO: the world has formed.           */
-/* Needs: >>uv-connect.                                                       */
+/* Needs: >>uv-share.                                                         */
 /* ========================================================================== */
 
 /* Returns an error if other hosts can reach `address`, and neither a key nor TSHARD_INSECURE is
@@ -149,7 +149,7 @@ static void tshi_uv_tell_absent(tsh_uv_world *world) {
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
     tshi_uv_share_listen(world); /* before any rank can know that this one has the table */
-    world->tabled = 1; /* rank 0's address table is known now */
+    world->tabled = 1;           /* rank 0's address table is known now */
 }
 
 static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
@@ -214,7 +214,8 @@ static void tshi_uv_form(tsh_uv_world *world) {
     if (!world->forming) return; /* the world has formed: no steps are left */
     if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
     if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
-        world->world_group->missing == 0 && !tshi_uv_sharing(world)) { /* all of this rank's connections are made */
+        world->world_group->missing == 0 &&
+        !tshi_uv_sharing(world)) { /* all of this rank's connections are made */
         world->told_ready = 1;
         (void)tshi_uv_write(world, TSHI_UV_READY);
         tshi_uv_post(&world->peer[0]); /* no-op if this is rank 0 */

@@ -108,8 +108,9 @@ static int tshi_uv_share_begin(tshi_uv_conn *conn) {
     return !conn->dialled || tshi_uv_give_segment(conn->world, conn->fd) ? 0 : -1;
 }
 
-/* Takes the other rank's segment; the server then sends its own. Returns 1: done, also where one end
- * cannot share, so that this pair uses TCP; 0: call again later; -1: the connection is to end. */
+/* Takes the other rank's segment; the server then sends its own. Returns 1: done, also where one
+ * end cannot share, so that this pair uses TCP; 0: call again later; -1: the connection is to
+ * end. */
 static int tshi_uv_share_step(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     const int rank = conn->dialled ? conn->hello.server : conn->hello.client;

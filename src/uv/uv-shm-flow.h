@@ -21,29 +21,39 @@ static void tshi_uv_shm_tell_sent(tshi_uv_link *link) {
     tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
 }
 
-/* Tells the peer how far this rank has read. */
+/* Tells the peer that this rank needs no bytes before position `taken` any more, if they are a
+ * quarter of the ring: that leaves it enough. */
 static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken) {
-    if (*link->pipe.taken == taken) return;
+    if (taken - *link->pipe.taken < link->pipe.size / 4) return;
     TSHI_UV_PUT(link->pipe.taken, taken);
     tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
 }
 
-/* Returns how many bytes can be read from position pipe->read on, or, with `out` 1, written from
- * pipe->wrote on; negative: less than nothing, as that position is the next frame's. If there are
- * none, the peer may have closed the group, which is reported. */
+/* Returns how many bytes can be written from position pipe->wrote on (out = 1), or read from
+ * pipe->read on, by the peer's counter as this rank has seen it last; `look` 1: looks again. */
+static int64_t tshi_uv_shm_count(tshi_uv_pipe *pipe, int out, int look) {
+    if (look && out) pipe->seen_taken = TSHI_UV_GET(pipe->peer_taken);
+    if (look && !out) pipe->seen_sent = TSHI_UV_GET(pipe->peer_sent);
+    return out ? pipe->size - (pipe->wrote - pipe->seen_taken) : pipe->seen_sent - pipe->read;
+}
+
+/* Returns how many bytes can be written (out = 1) or read. If fewer than `need`, link->want has the
+ * event to wait for, and the peer may have closed the group, which is reported. */
 static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
-    const tshi_uv_pipe *pipe = &link->pipe;
-    /* closed is read before the counters: they do not change after it is set */
-    const int closed = TSHI_UV_GET(&pipe->theirs->closed) != 0;
-    const int64_t n = out ? pipe->size - (pipe->wrote - TSHI_UV_GET(pipe->peer_taken))
-                          : TSHI_UV_GET(pipe->peer_sent) - pipe->read;
+    tshi_uv_pipe *pipe = &link->pipe;
+    int64_t n = tshi_uv_shm_count(pipe, out, 0);
+    int closed;
+    if (n >= need && n <= pipe->size) return n;
+    /* read before the counters, which do not change after it is set */
+    closed = TSHI_UV_GET(&pipe->theirs->closed) != 0;
+    n = tshi_uv_shm_count(pipe, out, 1);
     if (n >= need && n <= pipe->size) return n;
     link->want |= out ? UV_WRITABLE : UV_READABLE;
     if (n > pipe->size)
         tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
     else if (closed)
         tshi_uv_broke(link, tshi_uv_in_use(link), "closed its connection");
-    return n > pipe->size ? 0 : n;
+    return 0;
 }
 
 /* Copies n bytes into the ring, or out of it, from a position on, and moves that. */
@@ -74,7 +84,7 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
                                 : op->head;
         head.bytes = (uint64_t)s->total;
         pipe->wrote = before = tshi_uv_shm_next_frame(pipe->wrote);
-        if (tshi_uv_shm_room(link, (int64_t)sizeof head, 1) < (int64_t)sizeof head) return 0;
+        if (!tshi_uv_shm_room(link, (int64_t)sizeof head, 1)) return 0;
         tshi_uv_shm_copy(pipe, (char *)&head, (int64_t)sizeof head, 1);
         s->head = sizeof head;
     }
@@ -85,7 +95,7 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
             break;
         }
         room = tshi_uv_shm_room(link, 1, 1);
-        if (room <= 0) break;
+        if (!room) break;
         span.size = tshi_uv_min(span.size, tshi_uv_min(room, TSHI_UV_SHM_PIECE));
         tshi_uv_shm_copy(pipe, span.at, span.size, 1);
         tshi_uv_payload_went(op, s, (size_t)span.size);
@@ -106,7 +116,7 @@ static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     tshi_uv_pipe *pipe = &link->pipe;
     const int64_t head = (int64_t)sizeof link->heard;
     pipe->read = tshi_uv_shm_next_frame(pipe->read);
-    if (tshi_uv_shm_room(link, head, 0) < head) return 0;
+    if (!tshi_uv_shm_room(link, head, 0)) return 0;
     tshi_uv_shm_copy(pipe, (char *)&link->heard, head, 0);
     pipe->payload = pipe->read;
     link->heard_done = sizeof link->heard; /* tshi_uv_check_head sets it to 0 after a clear */
@@ -122,7 +132,7 @@ static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
     while (s->done < s->total) {
         tshi_uv_span span = {NULL, summed - s->done};
         const int64_t there = tshi_uv_shm_room(link, 1, 0);
-        if (there <= 0) break;
+        if (!there) break;
         if (span.size > 0) {
             span.size = tshi_uv_min(span.size, there);
             pipe->read += span.size;

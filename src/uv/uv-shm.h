@@ -164,8 +164,9 @@ static void tshi_uv_shm_wake(tsh_uv_world *world, int rank) {
     if (write(near->bell, &one, sizeof one) < 0) near->rung = 0; /* rings again next time */
 }
 
-/* Says in this rank's segment that its thread is about to sleep (1), or is awake (0). Whoever writes
- * for it looks here after writing; so it must look for such bytes after saying that it sleeps. */
+/* Says in this rank's segment that its thread is about to sleep (1), or is awake (0). Whoever
+ * writes for it looks here after writing; so it must look for such bytes after saying that it
+ * sleeps. */
 static void tshi_uv_shm_sleeps(const tsh_uv_world *world, int asleep) {
     tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
     if (own && (int)(own->sleeps & 1) != asleep) TSHI_UV_PUT(&own->sleeps, own->sleeps + 1);
@@ -241,7 +242,8 @@ static void tshi_uv_shm_publish(tshi_uv_group *group) {
     if (!wanted) return;
     entry = tshi_uv_shm_free_entry(world);
     if (!entry) return;
-    offset = tshi_uv_shm_gap(world, world->shm_sizes, tshi_uv_shm_row(group->size, 2 * group->size));
+    offset = tshi_uv_shm_gap(world, world->shm_sizes,
+                             tshi_uv_shm_row(group->size, 2 * group->size));
     for (int m = 0; offset && m < group->size; m++)
         if (m != group->rank && tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
             !tshi_uv_shm_rows(world, offset, group->size, m)) {
@@ -261,7 +263,8 @@ static void tshi_uv_shm_pipe(tshi_uv_group *group, int i, const tshi_uv_shm_entr
     tsh_uv_world *world = group->world;
     tshi_uv_link *link = &group->link[i];
     tshi_uv_pipe *pipe = &link->pipe;
-    const int size = group->size, back = i - link->peer + group->rank; /* the peer's row for this rank */
+    const int size = group->size,
+              back = i - link->peer + group->rank; /* the peer's row for this rank */
     char *own = world->near[world->rank].base + mine->offset + tshi_uv_shm_row(size, i);
     char *its = world->near[group->ranks[link->peer]].base + theirs->offset +
                 tshi_uv_shm_row(size, back);
@@ -275,7 +278,7 @@ static void tshi_uv_shm_pipe(tshi_uv_group *group, int i, const tshi_uv_shm_entr
     pipe->theirs = theirs;
 }
 
-/* Returns 1 if the entry is one that a group of `size` ranks may have: its rows are in a segment. */
+/* Returns 1 if a group of `size` ranks may have this entry: its rows are in the segment. */
 static int tshi_uv_shm_valid(const tshi_uv_shm_entry *entry, int size) {
     return entry && entry->offset % TSHI_UV_SHM_PAGE == 0 &&
            entry->offset <= (uint64_t)(TSHI_UV_SHM_SIZE - tshi_uv_shm_row(size, 2 * size));

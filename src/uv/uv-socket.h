@@ -182,6 +182,6 @@ static int tshi_uv_out_of_descriptors(int why) {
 /* Returns the number of file descriptors that a rank needs for a world of `size` ranks; groups need
  * more. */
 static int tshi_uv_descriptors(int size) {
-    /* 3 connections per peer; 24 for the listener, event loops and so on */
-    return 3 * (size - 1) + 24;
+    /* 3 connections per peer; 28 for the listeners, event loops and so on */
+    return 3 * (size - 1) + 28;
 }

@@ -2,7 +2,7 @@
 /* >>uv-start                                      MARK: - uv-start (private) */
 /* Starting a collective: chooses its algorithm, queues its frames on the     */
 /* data connections, and sends what the sockets take at once.                 */
-/* Needs: >>uv-flow.                                                          */
+/* Needs: >>uv-advance.                                                       */
 /* ========================================================================== */
 
 /* Limits in bytes. Up to DIRECT_MOST (see `sent` in tshi_uv_choose_algorithm), ranks send directly

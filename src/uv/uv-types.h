@@ -71,8 +71,8 @@ extern "C" {
 #define TSHI_UV_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 
 /* 1 s and 1 ms in ns, the unit of all times and durations of type int64_t */
-#define TSHI_UV_SECOND  INT64_C(1000000000)
-#define TSHI_UV_MS      INT64_C(1000000)
+#define TSHI_UV_SECOND INT64_C(1000000000)
+#define TSHI_UV_MS     INT64_C(1000000)
 
 enum {
     TSHI_UV_OPS = 64, /* most operations in flight in one group; a tsh_comm has the same limit */
@@ -107,10 +107,9 @@ typedef struct tshi_uv_head {
     uint64_t group, /* id of the group */
         /* seq: number of the collective in its group, or of the message among those from its sender
          * to its receiver */
-        seq,
-        digest, bytes; /* digest: hash of the call, 0: a message; bytes: size of the payload */
-    int64_t count;     /* collective: tsh_coll.count; message: its number of elements */
-    int32_t tag;       /* tag of a message; 0: a collective */
+        seq, digest, bytes; /* digest: hash of the call, 0: a message; bytes: size of the payload */
+    int64_t count;          /* collective: tsh_coll.count; message: its number of elements */
+    int32_t tag;            /* tag of a message; 0: a collective */
     uint8_t kind,      /* tsh_coll_kind; TSH_RECV: a "clear", which lets the peer send a message */
         dtype, pad[6]; /* dtype: tsh_dtype of a message, 0 for a collective; pad: zeros */
     uint32_t check;    /* CRC32C of all fields above; 0: the connection has no checksums */
@@ -185,15 +184,15 @@ typedef struct tshi_uv_fifo {
     unsigned first, used;          /* position of the oldest entry; number of entries */
 } tshi_uv_fifo;
 
-/* Each rank has a segment of shared memory, which only it writes and which the ranks of its host map
- * read-only. It begins with a tshi_uv_shm_segment; then come, for each group, a row for each connection
- * of the rank: counters on a page of their own, and a ring, a circular buffer of bytes for the peer
- * (>>uv-shm). */
+/* Each rank has a segment of shared memory, which only it writes and which the ranks of its host
+ * map read-only. It begins with a tshi_uv_shm_segment; then come, for each group, a row for each
+ * connection of the rank: counters on a page of their own, and a ring, a circular buffer of bytes
+ * for the peer (>>uv-shm). */
 enum {
-    TSHI_UV_SHM_GROUPS = 128,       /* most groups of a rank that use shared memory */
-    TSHI_UV_SHM_PAGE = 4096,        /* bytes of a row before its ring */
-    TSHI_UV_SHM_SIZE = 1 << 30,     /* bytes of a segment, most of them without memory behind them */
-    TSHI_UV_SHM_PIECE = 32 << 10    /* most bytes copied before the peer is told of them */
+    TSHI_UV_SHM_GROUPS = 128,    /* most groups of a rank that use shared memory */
+    TSHI_UV_SHM_PAGE = 4096,     /* bytes of a row before its ring */
+    TSHI_UV_SHM_SIZE = 1 << 30,  /* bytes of a segment, most of them without memory behind them */
+    TSHI_UV_SHM_PIECE = 32 << 10 /* most bytes copied before the peer is told of them */
 };
 
 /* Where the rows of one group are in a segment. Atomic; written by the segment's owner. */
@@ -229,6 +228,7 @@ typedef struct tshi_uv_pipe {
     int64_t *sent, *taken;
     const int64_t *peer_sent, *peer_taken; /* the peer's counters of the same names */
     const tshi_uv_shm_entry *theirs;       /* the group's entry in the peer's segment */
+    int64_t seen_sent, seen_taken;         /* what this rank has read there last */
     int64_t wrote, read;                   /* positions of the next byte to write, and to read */
     int64_t payload; /* position at which the payload of the frame that is being read begins */
 } tshi_uv_pipe;
@@ -262,7 +262,7 @@ typedef struct tshi_uv_link {
     /* control thread: since when written bytes do not arrive (peer_got does not grow and is less
      * than wrote); 0: they arrive */
     int64_t stalled_since;
-    uv_poll_t *poll; /* watches fd for the caller's thread; NULL until that first sleeps */
+    uv_poll_t *poll;   /* watches fd for the caller's thread; NULL until that first sleeps */
     tshi_uv_pipe pipe; /* the connection's rings in shared memory, if it has any */
 } tshi_uv_link;
 
@@ -444,9 +444,9 @@ typedef struct tshi_uv_peer {
 
 /* What a connection is for. */
 typedef enum tshi_uv_purpose {
-    TSHI_UV_JOIN,    /* a rank joins the world: its control connection with rank 0 */
-    TSHI_UV_CONTROL, /* a control connection between two other ranks */
-    TSHI_UV_DATA,    /* a data connection for the collectives of a group */
+    TSHI_UV_JOIN,     /* a rank joins the world: its control connection with rank 0 */
+    TSHI_UV_CONTROL,  /* a control connection between two other ranks */
+    TSHI_UV_DATA,     /* a data connection for the collectives of a group */
     TSHI_UV_MESSAGES, /* a data connection for SEND and RECV in a group */
     TSHI_UV_SHARE     /* a Unix socket over which two ranks of one host exchange segments */
 } tshi_uv_purpose;
@@ -504,7 +504,7 @@ struct tsh_uv_world {
     int rank, size, spins;
     int64_t timeout, heartbeat; /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
     int64_t notice;             /* tsh_uv_desc.notice, in ns */
-    int shm;      /* 1: shared memory is used within a host (TSHARD_SHM) */
+    int shm;                    /* 1: shared memory is used within a host (TSHARD_SHM) */
     int checksum; /* checksums on data connections: 1: on all, -1: on none, 0: if not loopback */
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
     /* if crc_wide is 0: [k][b]: CRC32C of byte b followed by k zero bytes */
@@ -519,7 +519,7 @@ struct tsh_uv_world {
     tsh_logger logger;
     /* by world rank: segments of shared memory; while the world forms, the control thread's */
     tshi_uv_near *near;
-    int segment;    /* descriptor of this rank's own segment, -1: none */
+    int segment;                       /* descriptor of this rank's own segment, -1: none */
     int shm_sizes[TSHI_UV_SHM_GROUPS]; /* ranks of the group of each entry of that segment */
 
     /* The fields below are used by the caller's thread. */
@@ -555,16 +555,16 @@ struct tsh_uv_world {
     /* The fields below are used by the control thread. */
     uv_thread_t thread;
     uv_loop_t control;
-    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop `control` sleeps */
-    uv_timer_t tick;         /* ends the sleep of `control` at a given time */
-    uv_async_t wake_control; /* the caller's thread uses it to end the sleep of `control` */
-    uv_poll_t *listening;    /* watches listener; NULL: no listener, or accepting is paused */
+    uv_prepare_t turn;        /* calls tshi_uv_on_turn each time before the loop `control` sleeps */
+    uv_timer_t tick;          /* ends the sleep of `control` at a given time */
+    uv_async_t wake_control;  /* the caller's thread uses it to end the sleep of `control` */
+    uv_poll_t *listening;     /* watches listener; NULL: no listener, or accepting is paused */
     uv_poll_t *shm_listening; /* watches shm_listener; NULL: the same */
     int shm_listener; /* Unix socket on which ranks of this host ask for the segment; -1: none */
-    int listener,            /* listening socket; -1: none */
+    int listener,     /* listening socket; -1: none */
         /* tabled: 1: rank 0's address table is known; told_ready: 1: READY is sent */
-        tabled, told_ready,
-        insecure, keyed; /* insecure: 1: other hosts need no key; keyed: 1: a key is given */
+        tabled, told_ready, insecure,
+        keyed;           /* insecure: 1: other hosts need no key; keyed: 1: a key is given */
     char bind_host[256]; /* TSHARD_BIND, or the address of TSHARD_INTERFACE; "": none */
     tshi_uv_address own; /* address on which this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* addresses of rank 0's host */

@@ -3,7 +3,7 @@
 /* Waiting. A rank that waits moves data, polls for a short time, then sleeps */
 /* in libuv. After 20 ms the control thread reports to the coordinator what   */
 /* the rank waits for, to find cycles (>>uv-cycle). A timeout is an error.    */
-/* Needs: >>uv-flow.                                                          */
+/* Needs: >>uv-advance.                                                       */
 /* ========================================================================== */
 
 /* ms after which a wait is reported to the coordinator; ms of the longest sleep */

@@ -317,3 +317,4 @@ TSH_API int(tsh_uv_run)(const tsh_uv_desc *uv, const tsh_desc *desc,
 #undef TSHI_UV_VERSION
 #undef TSHI_UV_DAMAGED_TEXT
 #undef TSHI_UV_WIDE
+#undef TSHI_UV_SHM
