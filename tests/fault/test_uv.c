@@ -890,6 +890,7 @@ static void test_variables(void **state) {
         {"TSHARD_TIMEOUT", seconds, all, {"5 min", "1.", "1e3", "1000000001"}},
         {"TSHARD_HEARTBEAT", seconds, all, {"10s", ".5", "0,5", "1000000001"}},
         {"TSHARD_CHECKSUM", "0 or 1", all, {"no", "false", "off", "2"}},
+        {"TSHARD_SHM", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", first, {"yes", "true", "11", "1 0"}},
     };
