@@ -1,4 +1,4 @@
-/* tshard_uv.h - one process per rank: collectives over TCP, driven by libuv
+/* tshard_uv.h - one process per rank: collectives over TCP and in shared memory, driven by libuv
  *
  * ========================================================================== */
 /* >>uv-manual                                             MARK: - uv-manual */
@@ -32,6 +32,10 @@
  *   are summed and forwarded as they arrive. Long sums of 16-bit floats are rounded only once, so
  *   each piece goes directly to the rank that sums it, and its sum back: as many bytes as on a
  *   ring. Bytes that need no sum are not copied. Every group has its own connections;
+ * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
+ *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
+ *   reserved before use. A rank writes into its own only. Sums are the same bits as over TCP, and
+ *   errors the same. Where the system refuses, TCP is used, and one line logged (TSHARD_SHM);
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
@@ -73,7 +77,7 @@
  * - move data in the background: bytes move only during calls of start, test, wait and progress;
  * - limit the time of a host name lookup: it takes as long as the system's resolver takes;
  * - continue without a lost rank: the world fails. tshard-run --max-restarts starts it again;
- * - use shared memory within a host, or use several networks;
+ * - use several networks;
  * - connect more than 1,024 ranks, or machines of different byte orders;
  * - survive if another thread takes the last memory between tshard's test (64 KiB while a world
  *   opens, later 16 bytes for each descriptor) and libuv's own allocation: libuv 1.44 then aborts
@@ -84,11 +88,13 @@
  *
  * COSTS, in a world of P ranks, per rank
  *
- * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
- * malloc: about 160 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
- * group; 1 MiB, kept until its group is closed, for each long sum that is in flight at once; 2 KiB
- * per encrypted connection, and up to 256 KiB once it has carried long arrays; and the system's
- * socket buffers. Heartbeats: a packet to each rank every 250 ms.
+ * Descriptors: 3 (P-1) connections and 13, and 1 for each rank that shares memory; a group of p
+ * ranks 2 (p-1) more. Memory from libc's malloc: about 160 KiB, and 20 KiB per rank, for the world;
+ * 65 KiB, and 10 KiB per member, for a group; 1 MiB, kept until its group is closed, for each long
+ * sum that is in flight at once; 2 KiB per encrypted connection, and up to 256 KiB once it has
+ * carried long arrays; and the system's socket buffers. Shared memory: for each other member of a
+ * group on this host 520 KiB, less in groups of more than 8; and 1 GiB of addresses for each rank
+ * of this host. Heartbeats: a packet to each rank every 250 ms.
  *
  * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
  * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If
@@ -119,6 +125,7 @@
  *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the
  *                                other end does not ask for it; default: with a key, those that
  *                                are not loopback. These have tags in place of checksums
+ *     TSHARD_SHM                 0: use TCP within a host, too; 1 (default): use shared memory
  *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
  *                                fails; default 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
@@ -174,12 +181,14 @@
  *     >>uv-wire         encoding of messages; nothing received is trusted
  *     >>uv-secret       keys of a connection by CPace; its ciphers
  *     >>uv-socket       addresses and sockets
+ *     >>uv-shm          shared memory between ranks of one host
  *     >>uv-settings     tsh_uv_desc, then the environment
  *     >>uv-error        the world's first error
  *     >>uv-post         sending control messages
  *     >>uv-decide       how ranks agree on one error, and whom it blames
  *     >>uv-cycle        ranks that wait for each other
  *     >>uv-connect      the handshake
+ *     >>uv-share        finding the ranks of this host, and exchanging shared memory
  *     >>uv-form         setting up the connections of a world, of a group
  *     >>uv-hear         received control messages
  *     >>uv-admit        dialling, accepting
@@ -188,6 +197,8 @@
  *     >>uv-algorithm    which bytes go where
  *     >>uv-sealed       frames of encrypted connections
  *     >>uv-flow         frames on the data connections
+ *     >>uv-shm-flow     frames in shared memory
+ *     >>uv-advance      moving all bytes that can be moved now
  *     >>uv-start        starting a collective
  *     >>uv-wait         waiting for one
  *     >>uv-ops          the backend's eight functions
@@ -308,6 +319,7 @@ TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv
 #include <sched.h>       /* sched_yield */
 #include <signal.h>      /* pthread_sigmask */
 #include <stdarg.h>
+#include <stddef.h> /* offsetof */
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, strtol */
 #include <string.h>
@@ -320,6 +332,19 @@ TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv
 
 #ifndef SIG_BLOCK
 #error "tshard_uv.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
+#endif
+
+#if defined(__linux__) && defined(__LP64__)
+#define TSHI_UV_SHM 1 /* ranks of one host may use shared memory */
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h> /* SYS_memfd_create, SYS_fallocate */
+#include <sys/un.h>
+#if !defined(SO_PEERCRED)
+#include <asm/socket.h> /* SO_PEERCRED, hidden under -std=c99 */
+#endif
+#else
+#define TSHI_UV_SHM 0
 #endif
 
 #include <sodium.h> /* HMAC-SHA256, ristretto255, AES-256-GCM, ChaCha20-Poly1305 */
@@ -337,8 +362,8 @@ extern "C" {
 #define TSHI_UV_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 
 /* 1 s and 1 ms in ns, the unit of all times and durations of type int64_t */
-#define TSHI_UV_SECOND  INT64_C(1000000000)
-#define TSHI_UV_MS      INT64_C(1000000)
+#define TSHI_UV_SECOND INT64_C(1000000000)
+#define TSHI_UV_MS     INT64_C(1000000)
 
 enum {
     TSHI_UV_OPS = 64, /* most operations in flight in one group; a tsh_comm has the same limit */
@@ -374,10 +399,9 @@ typedef struct tshi_uv_head {
     uint64_t group, /* id of the group */
         /* seq: number of the collective in its group, or of the message among those from its sender
          * to its receiver */
-        seq,
-        digest, bytes; /* digest: hash of the call, 0: a message; bytes: size of the payload */
-    int64_t count;     /* collective: tsh_coll.count; message: its number of elements */
-    int32_t tag;       /* tag of a message; 0: a collective */
+        seq, digest, bytes; /* digest: hash of the call, 0: a message; bytes: size of the payload */
+    int64_t count;          /* collective: tsh_coll.count; message: its number of elements */
+    int32_t tag;            /* tag of a message; 0: a collective */
     uint8_t kind,      /* tsh_coll_kind; TSH_RECV: a "clear", which lets the peer send a message */
         dtype, pad[6]; /* dtype: tsh_dtype of a message, 0 for a collective; pad: zeros */
     uint32_t check;    /* CRC32C of all fields above; 0: the connection has no checksums */
@@ -453,6 +477,55 @@ typedef struct tshi_uv_fifo {
     unsigned first, used;          /* position of the oldest entry; number of entries */
 } tshi_uv_fifo;
 
+/* Each rank has a segment of shared memory, which only it writes and which the ranks of its host
+ * map read-only. It begins with a tshi_uv_shm_segment; then come, for each group, a row for each
+ * connection of the rank: counters on a page of their own, and a ring, a circular buffer of bytes
+ * for the peer (>>uv-shm). */
+enum {
+    TSHI_UV_SHM_GROUPS = 128,    /* most groups of a rank that use shared memory */
+    TSHI_UV_SHM_PAGE = 4096,     /* bytes of a row before its ring */
+    TSHI_UV_SHM_SIZE = 1 << 30,  /* bytes of a segment, most of them without memory behind them */
+    TSHI_UV_SHM_PIECE = 32 << 10 /* most bytes copied before the peer is told of them */
+};
+
+/* Where the rows of one group are in a segment. Atomic; written by the segment's owner. */
+typedef struct tshi_uv_shm_entry {
+    uint64_t id;     /* id of the group; 0: the entry is free */
+    uint64_t offset; /* offset of the group's first row in the segment */
+    uint64_t closed; /* 1: the owner has closed the group */
+} tshi_uv_shm_entry;
+
+typedef struct tshi_uv_shm_segment {
+    uint64_t sleeps; /* atomic: odd while the owner's thread sleeps; grows with each sleep */
+    char apart[56];  /* so that `sleeps` has a cache line of its own */
+    tshi_uv_shm_entry group[TSHI_UV_SHM_GROUPS]; /* [0]: the world's group */
+    /* [r]: atomic: 1: the owner has mapped the segment of world rank r, and has rows for it */
+    unsigned char near[TSHI_UV_RANKS];
+} tshi_uv_shm_segment;
+
+/* What this rank knows of the segment of a rank of this host, or of its own. */
+typedef struct tshi_uv_near {
+    char *base;    /* where the segment is mapped; NULL: it is not */
+    int bell;      /* eventfd that wakes the rank's thread; -1: none */
+    uint64_t rung; /* the value of `sleeps` for which this rank rang the bell last */
+} tshi_uv_near;
+
+/* The two rings of a data connection in shared memory. Positions count the bytes of a ring since
+ * its beginning; byte n is at offset n % size. */
+typedef struct tshi_uv_pipe {
+    char *out;      /* ring for bytes to the peer; NULL: the connection uses its socket */
+    const char *in; /* ring for bytes from the peer */
+    int64_t size;   /* bytes of each ring */
+    /* sent: end of the bytes in `out`; taken: beginning of those in `in` that are still needed.
+     * Both are in this rank's segment, and atomic */
+    int64_t *sent, *taken;
+    const int64_t *peer_sent, *peer_taken; /* the peer's counters of the same names */
+    const tshi_uv_shm_entry *theirs;       /* the group's entry in the peer's segment */
+    int64_t seen_sent, seen_taken;         /* what this rank has read there last */
+    int64_t wrote, read;                   /* positions of the next byte to write, and to read */
+    int64_t payload; /* position at which the payload of the frame that is being read begins */
+} tshi_uv_pipe;
+
 /* A data connection to one peer of a group. A pair of ranks has two, one for collectives and one
  * for messages, so that neither kind blocks the other. A message is sent only after its receiver
  * has sent a "clear", a header of kind RECV without payload. Otherwise a message that nobody
@@ -483,7 +556,8 @@ typedef struct tshi_uv_link {
     /* control thread: since when written bytes do not arrive (peer_got does not grow and is less
      * than wrote); 0: they arrive */
     int64_t stalled_since;
-    uv_poll_t *poll; /* watches fd for the caller's thread; NULL until that first sleeps */
+    uv_poll_t *poll;   /* watches fd for the caller's thread; NULL until that first sleeps */
+    tshi_uv_pipe pipe; /* the connection's rings in shared memory, if it has any */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
@@ -510,6 +584,7 @@ struct tshi_uv_group {
     /* TCP port on which each member listens for this group; 0: the one in its peer->address */
     int *ports;
     int linked; /* atomic: 1 once all connections are made and the caller's thread may use them */
+    int whole;  /* 1: all members share memory with each other */
 };
 
 /* What client and server tell each other in the handshake of a connection. Both prove that they
@@ -674,10 +749,11 @@ typedef struct tshi_uv_peer {
 
 /* What a connection is for. */
 typedef enum tshi_uv_purpose {
-    TSHI_UV_JOIN,    /* a rank joins the world: its control connection with rank 0 */
-    TSHI_UV_CONTROL, /* a control connection between two other ranks */
-    TSHI_UV_DATA,    /* a data connection for the collectives of a group */
-    TSHI_UV_MESSAGES /* a data connection for SEND and RECV in a group */
+    TSHI_UV_JOIN,     /* a rank joins the world: its control connection with rank 0 */
+    TSHI_UV_CONTROL,  /* a control connection between two other ranks */
+    TSHI_UV_DATA,     /* a data connection for the collectives of a group */
+    TSHI_UV_MESSAGES, /* a data connection for SEND and RECV in a group */
+    TSHI_UV_SHARE     /* a Unix socket over which two ranks of one host exchange segments */
 } tshi_uv_purpose;
 
 /* The state of a handshake: the first four are the client's, the others the server's. */
@@ -689,7 +765,9 @@ typedef enum tshi_uv_phase {
     TSHI_UV_AWAITS_HELLO,    /* the server hello is sent, and the client hello awaited */
     /* the client hello has arrived; its proof is checked once rank 0's address table has, too */
     TSHI_UV_HAS_HELLO,
-    TSHI_UV_REPLIES /* the reply is being sent */
+    TSHI_UV_REPLIES, /* the reply is being sent */
+    TSHI_UV_SHARES   /* client or server of a SHARE: the handshake is over, the other's segment is
+                        awaited */
 } tshi_uv_phase;
 
 /* Ephemeral keys of a server, which no client has answered yet. */
@@ -740,6 +818,7 @@ struct tsh_uv_world {
     int rank, size, spins;
     int64_t timeout, heartbeat; /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
     int64_t notice;             /* tsh_uv_desc.notice, in ns */
+    int shm;                    /* 1: shared memory is used within a host (TSHARD_SHM) */
     int checksum; /* checksums on data connections: 1: on all, -1: on none, 0: if not loopback */
     int encrypt;  /* encrypted connections: 1: all, -1: none, 0: with a key, those not loopback */
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
@@ -753,11 +832,16 @@ struct tsh_uv_world {
     const char *host_from;        /* name of the field or variable that gave host, for errors */
     int port;                     /* TCP port of rank 0 */
     tsh_logger logger;
+    /* by world rank: segments of shared memory; while the world forms, the control thread's */
+    tshi_uv_near *near;
+    int segment;                       /* descriptor of this rank's own segment, -1: none */
+    int shm_sizes[TSHI_UV_SHM_GROUPS]; /* ranks of the group of each entry of that segment */
 
     /* The fields below are used by the caller's thread. */
     uv_loop_t loop;
     uv_timer_t timer;       /* ends the sleep of `loop` at a given time */
     uv_async_t wake_caller; /* the control thread uses it to end the sleep of `loop` */
+    uv_poll_t *bell;        /* watches this rank's bell, which ranks of this host ring; or NULL */
     int open;               /* number of groups that are not closed yet */
     /* waits: number of waits of 20 ms or more so far; ids: number of splits of groups so far */
     uint64_t waits, ids;
@@ -786,14 +870,16 @@ struct tsh_uv_world {
     /* The fields below are used by the control thread. */
     uv_thread_t thread;
     uv_loop_t control;
-    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop `control` sleeps */
-    uv_timer_t tick;         /* ends the sleep of `control` at a given time */
-    uv_async_t wake_control; /* the caller's thread uses it to end the sleep of `control` */
-    uv_poll_t *listening;    /* watches listener; NULL: no listener, or accepting is paused */
-    int listener,            /* listening socket; -1: none */
+    uv_prepare_t turn;        /* calls tshi_uv_on_turn each time before the loop `control` sleeps */
+    uv_timer_t tick;          /* ends the sleep of `control` at a given time */
+    uv_async_t wake_control;  /* the caller's thread uses it to end the sleep of `control` */
+    uv_poll_t *listening;     /* watches listener; NULL: no listener, or accepting is paused */
+    uv_poll_t *shm_listening; /* watches shm_listener; NULL: the same */
+    int shm_listener; /* Unix socket on which ranks of this host ask for the segment; -1: none */
+    int listener,     /* listening socket; -1: none */
         /* tabled: 1: rank 0's address table is known; told_ready: 1: READY is sent */
-        tabled, told_ready,
-        insecure, keyed; /* insecure: 1: other hosts need no key; keyed: 1: a key is given */
+        tabled, told_ready, insecure,
+        keyed;           /* insecure: 1: other hosts need no key; keyed: 1: a key is given */
     char bind_host[256]; /* TSHARD_BIND, or the address of TSHARD_INTERFACE; "": none */
     tshi_uv_address own; /* address on which this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* addresses of rank 0's host */
@@ -1592,6 +1678,10 @@ static int tshi_uv_end_of(int fd, int other, tshi_uv_address *address) {
 
 static void tshi_uv_address_text(const tshi_uv_address *address, char *text, size_t room) {
     char host[64];
+    if (address->storage.ss_family == AF_UNIX) {
+        (void)snprintf(text, room, "a Unix socket");
+        return;
+    }
     tshi_uv_host_text(address, host, sizeof host);
     tshi_uv_name(host, tshi_uv_port(address), text, room);
 }
@@ -1674,8 +1764,327 @@ static int tshi_uv_out_of_descriptors(int why) {
 /* Returns the number of file descriptors that a rank needs for a world of `size` ranks; groups need
  * more. */
 static int tshi_uv_descriptors(int size) {
-    /* 3 connections per peer; 24 for the listener, event loops and so on */
-    return 3 * (size - 1) + 24;
+    /* 3 connections per peer; 28 for the listeners, event loops and so on */
+    return 3 * (size - 1) + 28;
+}
+
+/* ========================================================================== */
+/* >>uv-shm                                          MARK: - uv-shm (private) */
+/* Shared memory between ranks of one host: segments, rows, rings, bells.     */
+/* A segment is a memfd: it has no name, and ends with its last process.      */
+/* Its size is sealed, and rows have memory before use: no access can fail.   */
+/* A rank writes to its own segment only, and never to another's memory.      */
+/* Needs: >>uv-socket.                                                        */
+/* ========================================================================== */
+
+static tshi_uv_shm_segment *tshi_uv_segment_of(const tsh_uv_world *world, int rank) {
+    return (tshi_uv_shm_segment *)(void *)world->near[rank].base; /* NULL: it is not mapped */
+}
+
+/* Returns the bytes of a ring in a group of `size` ranks: less in a larger group. */
+static int64_t tshi_uv_shm_ring(int size) {
+    int64_t bytes = 256 << 10;
+    while (bytes > 16 << 10 && bytes * size > 2 << 20) bytes /= 2;
+    return bytes;
+}
+
+/* Returns the offset of row i of a group's rows, of `size` ranks; i as in group->link. */
+static int64_t tshi_uv_shm_row(int size, int i) {
+    return (TSHI_UV_SHM_PAGE + tshi_uv_shm_ring(size)) * i;
+}
+
+/* Returns the offset in a segment of its first row. */
+static int64_t tshi_uv_shm_begin(void) {
+    return ((int64_t)sizeof(tshi_uv_shm_segment) / TSHI_UV_SHM_PAGE + 1) * TSHI_UV_SHM_PAGE;
+}
+
+#if TSHI_UV_SHM
+#if !defined(__cplusplus)
+extern long syscall(long number, ...); /* hidden under -std=c99, as are the functions called here */
+#endif
+
+/* The system's numbers: MFD_CLOEXEC | MFD_ALLOW_SEALING; F_ADD_SEALS, F_GET_SEALS; F_SEAL_SEAL |
+ * F_SEAL_SHRINK | F_SEAL_GROW. */
+enum { TSHI_UV_MFD = 3, TSHI_UV_ADD_SEALS = 1033, TSHI_UV_GET_SEALS = 1034, TSHI_UV_SEALS = 7 };
+
+/* Puts memory behind n bytes of this rank's segment. Returns 0 if the system refuses (errno). Does
+ * so in pieces, since a signal makes the system undo what it has begun. */
+static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
+    const int64_t piece = 256 << 10;
+    for (int64_t now; n > 0; offset += now, n -= now) {
+        long failed;
+        now = tshi_uv_min(n, piece);
+        do {
+            failed = syscall(SYS_fallocate, (long)world->segment, 0L, (long)offset, (long)now);
+        } while (failed && errno == EINTR);
+        if (failed) return 0;
+    }
+    return 1;
+}
+
+/* Makes this rank's segment and bell. Returns 0 if the system refuses (errno). */
+static int tshi_uv_shm_create(tsh_uv_world *world) {
+    tshi_uv_near *own = &world->near[world->rank];
+    struct rlimit limit;
+    void *base;
+    /* a file above the limit would raise SIGXFSZ */
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < (rlim_t)TSHI_UV_SHM_SIZE) {
+        errno = EFBIG;
+        return 0;
+    }
+    world->segment = (int)syscall(SYS_memfd_create, "tshard", (long)TSHI_UV_MFD);
+    if (world->segment < 0 || ftruncate(world->segment, TSHI_UV_SHM_SIZE) != 0 ||
+        fcntl(world->segment, TSHI_UV_ADD_SEALS, (int)TSHI_UV_SEALS) != 0 ||
+        !tshi_uv_shm_reserve(world, 0, tshi_uv_shm_begin()))
+        return 0;
+    own->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    base = own->bell < 0 ? MAP_FAILED
+                         : mmap(NULL, TSHI_UV_SHM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                world->segment, 0);
+    if (base != MAP_FAILED) own->base = (char *)base;
+    return base != MAP_FAILED;
+}
+
+/* Maps the segment of a rank of this host. Takes over both descriptors: its segment and bell.
+ * Returns 0 if that failed (errno). */
+static int tshi_uv_shm_map(tsh_uv_world *world, int rank, int fds[2]) {
+    tshi_uv_near *near = &world->near[rank];
+    struct stat info;
+    void *base = MAP_FAILED;
+    int seals = fcntl(fds[0], TSHI_UV_GET_SEALS);
+    if (near->base) { /* the peer asks again, as its first attempt failed */
+        tshi_uv_close_fd(&fds[0]);
+        tshi_uv_close_fd(&fds[1]);
+        return 1;
+    }
+    errno = EINVAL;
+    if (seals >= 0 && (seals & TSHI_UV_SEALS) == TSHI_UV_SEALS && fstat(fds[0], &info) == 0 &&
+        info.st_size == TSHI_UV_SHM_SIZE)
+        base = mmap(NULL, TSHI_UV_SHM_SIZE, PROT_READ, MAP_SHARED, fds[0], 0);
+    (void)tshi_uv_give_up(fds[0]); /* the mapping needs it no longer; keeps errno */
+    if (base == MAP_FAILED) {
+        (void)tshi_uv_give_up(fds[1]);
+        return 0;
+    }
+    near->base = (char *)base;
+    near->bell = fds[1];
+    return 1;
+}
+
+static void tshi_uv_shm_unmap(tshi_uv_near *near) {
+    if (near->base) (void)munmap(near->base, TSHI_UV_SHM_SIZE);
+    near->base = NULL;
+    tshi_uv_close_fd(&near->bell);
+}
+#else
+static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
+    (void)world, (void)offset, (void)n;
+    return 0; /* never called: this system has no segments */
+}
+
+static int tshi_uv_shm_create(tsh_uv_world *world) {
+    (void)world;
+    errno = ENOSYS;
+    return 0;
+}
+
+static void tshi_uv_shm_unmap(tshi_uv_near *near) {
+    (void)near;
+}
+#endif
+
+/* Says once that this rank does without shared memory, and why. */
+static void tshi_uv_shm_without(tsh_uv_world *world, const char *what) {
+    if (world->shm)
+        tsh_log_message(&world->logger,
+                        "rank %d uses TCP within its host, as it cannot %s: %s (TSHARD_SHM=0 does "
+                        "without shared memory)",
+                        world->rank, what, tshi_uv_why(errno));
+    world->shm = 0;
+}
+
+/* Makes this rank's segment, if settings and system allow it. */
+static void tshi_uv_shm_open(tsh_uv_world *world) {
+    tshi_uv_near *own = &world->near[world->rank];
+    tshi_uv_shm_segment *segment;
+    if (!TSHI_UV_SHM || !world->shm) return;
+    if (!tshi_uv_shm_create(world)) {
+        tshi_uv_shm_without(world, "make shared memory");
+        tshi_uv_shm_unmap(own);
+        tshi_uv_close_fd(&world->segment);
+        return;
+    }
+    segment = tshi_uv_segment_of(world, world->rank);
+    segment->group[0].id = 1; /* id of the world's group */
+    segment->group[0].offset = (uint64_t)tshi_uv_shm_begin();
+}
+
+static void tshi_uv_shm_end(tsh_uv_world *world) { /* Unmaps all segments. */
+    for (int r = 0; world->near && r < world->size; r++) tshi_uv_shm_unmap(&world->near[r]);
+    tshi_uv_close_fd(&world->segment);
+    free(world->near);
+}
+
+/* Wakes the thread of a rank of this host, if it sleeps: once per sleep. */
+static void tshi_uv_shm_wake(tsh_uv_world *world, int rank) {
+    tshi_uv_near *near = &world->near[rank];
+    const uint64_t one = 1, sleeps = TSHI_UV_GET(&tshi_uv_segment_of(world, rank)->sleeps);
+    if (!(sleeps & 1) || sleeps == near->rung) return;
+    near->rung = sleeps;
+    if (write(near->bell, &one, sizeof one) < 0) near->rung = 0; /* rings again next time */
+}
+
+/* Says in this rank's segment that its thread is about to sleep (1), or is awake (0). Whoever
+ * writes for it looks here after writing; so it must look for such bytes after saying that it
+ * sleeps. */
+static void tshi_uv_shm_sleeps(const tsh_uv_world *world, int asleep) {
+    tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
+    if (own && (int)(own->sleeps & 1) != asleep) TSHI_UV_PUT(&own->sleeps, own->sleeps + 1);
+}
+
+/* Returns 1 if world ranks a and b have mapped each other's segments, as seen by this rank, which
+ * has mapped both. */
+static int tshi_uv_shm_pair(const tsh_uv_world *world, int a, int b) {
+    tshi_uv_shm_segment *of_a = tshi_uv_segment_of(world, a), *of_b = tshi_uv_segment_of(world, b);
+    return of_a && of_b && TSHI_UV_GET(&of_a->near[b]) && TSHI_UV_GET(&of_b->near[a]);
+}
+
+/* Returns the entry of a group in the segment of a world rank; NULL: there is none. */
+static tshi_uv_shm_entry *tshi_uv_shm_find(const tsh_uv_world *world, int rank, uint64_t id) {
+    tshi_uv_shm_segment *segment = tshi_uv_segment_of(world, rank);
+    for (int i = 0; segment && i < TSHI_UV_SHM_GROUPS; i++)
+        if (TSHI_UV_GET(&segment->group[i].id) == id) return &segment->group[i];
+    return NULL;
+}
+
+/* Puts memory behind the rows for member m of a group, whose rows begin at `offset` of this rank's
+ * segment. Returns 0 if there is none. */
+static int tshi_uv_shm_rows(const tsh_uv_world *world, int64_t offset, int size, int m) {
+    for (int i = m; i < 2 * size; i += size) { /* for collectives, for messages */
+        int64_t at = offset + tshi_uv_shm_row(size, i);
+        if (!tshi_uv_shm_reserve(world, at, tshi_uv_shm_row(size, 1))) return 0;
+        memset(world->near[world->rank].base + at, 0, TSHI_UV_SHM_PAGE); /* the counters */
+    }
+    return 1;
+}
+
+/* Frees the entries of groups that this rank and all that share memory with it have closed. Returns
+ * a free entry, NULL: none. */
+static tshi_uv_shm_entry *tshi_uv_shm_free_entry(const tsh_uv_world *world) {
+    tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
+    tshi_uv_shm_entry *found = NULL;
+    for (int i = TSHI_UV_SHM_GROUPS - 1; i > 0; i--) {
+        tshi_uv_shm_entry *entry = &own->group[i];
+        int open = !entry->closed;
+        for (int r = 0; entry->id && !open && r < world->size; r++) {
+            const tshi_uv_shm_entry *its = tshi_uv_shm_find(world, r, entry->id);
+            open = its && !TSHI_UV_GET(&its->closed);
+        }
+        if (!open) TSHI_UV_PUT(&entry->id, 0);
+        if (!entry->id) found = entry;
+    }
+    return found;
+}
+
+/* Returns the lowest offset in this rank's segment at which n bytes are free; 0: none. */
+static int64_t tshi_uv_shm_gap(const tsh_uv_world *world, const int *sizes, int64_t n) {
+    const tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
+    int64_t at = tshi_uv_shm_begin();
+    for (int i = 0; i < TSHI_UV_SHM_GROUPS; i++) {
+        int64_t from = (int64_t)own->group[i].offset;
+        int64_t to = from + tshi_uv_shm_row(sizes[i], 2 * sizes[i]);
+        if (!own->group[i].id || at >= to || at + n <= from) continue;
+        at = to; /* they overlap: tries behind this group, from the first entry on */
+        i = -1;
+    }
+    return at + n <= TSHI_UV_SHM_SIZE ? at : 0;
+}
+
+/* Gives a new group rows in this rank's segment, before its connections are made: so each member
+ * finds the rows of those that it is connected to. Without rows the group uses TCP. */
+static void tshi_uv_shm_publish(tshi_uv_group *group) {
+    tsh_uv_world *world = group->world;
+    tshi_uv_shm_entry *entry;
+    int64_t offset;
+    int wanted = 0;
+    for (int m = 0; m < group->size; m++)
+        wanted += m != group->rank && tshi_uv_shm_pair(world, world->rank, group->ranks[m]);
+    if (!wanted) return;
+    entry = tshi_uv_shm_free_entry(world);
+    if (!entry) return;
+    offset = tshi_uv_shm_gap(world, world->shm_sizes,
+                             tshi_uv_shm_row(group->size, 2 * group->size));
+    for (int m = 0; offset && m < group->size; m++)
+        if (m != group->rank && tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
+            !tshi_uv_shm_rows(world, offset, group->size, m)) {
+            tshi_uv_shm_without(world, "share memory with a new group");
+            offset = 0;
+        }
+    if (!offset) return;
+    world->shm_sizes[entry - tshi_uv_segment_of(world, world->rank)->group] = group->size;
+    entry->offset = (uint64_t)offset;
+    entry->closed = 0;
+    TSHI_UV_PUT(&entry->id, group->id);
+}
+
+/* Sets up the rings of one connection, row i of both ranks' rows (mine, theirs). */
+static void tshi_uv_shm_pipe(tshi_uv_group *group, int i, const tshi_uv_shm_entry *mine,
+                             const tshi_uv_shm_entry *theirs) {
+    tsh_uv_world *world = group->world;
+    tshi_uv_link *link = &group->link[i];
+    tshi_uv_pipe *pipe = &link->pipe;
+    const int size = group->size,
+              back = i - link->peer + group->rank; /* the peer's row for this rank */
+    char *own = world->near[world->rank].base + mine->offset + tshi_uv_shm_row(size, i);
+    char *its = world->near[group->ranks[link->peer]].base + theirs->offset +
+                tshi_uv_shm_row(size, back);
+    pipe->size = tshi_uv_shm_ring(size);
+    pipe->out = own + TSHI_UV_SHM_PAGE;
+    pipe->in = its + TSHI_UV_SHM_PAGE;
+    pipe->sent = (int64_t *)(void *)own;
+    pipe->taken = (int64_t *)(void *)(own + 64); /* on a cache line of its own */
+    pipe->peer_sent = (const int64_t *)(const void *)its;
+    pipe->peer_taken = (const int64_t *)(const void *)(its + 64);
+    pipe->theirs = theirs;
+}
+
+/* Returns 1 if a group of `size` ranks may have this entry: its rows are in the segment. */
+static int tshi_uv_shm_valid(const tshi_uv_shm_entry *entry, int size) {
+    return entry && entry->offset % TSHI_UV_SHM_PAGE == 0 &&
+           entry->offset <= (uint64_t)(TSHI_UV_SHM_SIZE - tshi_uv_shm_row(size, 2 * size));
+}
+
+/* Called once a group's connections are made: those between ranks that share memory use it from
+ * here on. Both ends decide the same, as both see both entries. */
+static void tshi_uv_shm_link(tshi_uv_group *group) {
+    tsh_uv_world *world = group->world;
+    const int own = world->rank, size = group->size;
+    const tshi_uv_shm_entry *mine = tshi_uv_shm_find(world, own, group->id);
+    group->whole = tshi_uv_shm_valid(mine, size);
+    for (int m = 0; m < size; m++) {
+        int peer = group->ranks[m];
+        const tshi_uv_shm_entry *theirs = tshi_uv_shm_find(world, peer, group->id);
+        if (peer == own) continue;
+        if (!mine || !tshi_uv_shm_valid(theirs, size) || !tshi_uv_shm_pair(world, own, peer)) {
+            group->whole = 0;
+            continue;
+        }
+        tshi_uv_shm_pipe(group, m, mine, theirs);
+        tshi_uv_shm_pipe(group, size + m, mine, theirs);
+    }
+    for (int a = 0; a < size && group->whole; a++)
+        for (int b = 0; b < a; b++)
+            if (!tshi_uv_shm_pair(world, group->ranks[a], group->ranks[b])) group->whole = 0;
+}
+
+/* Says in this rank's segment that it has closed the group, and wakes those who may wait for it. */
+static void tshi_uv_shm_leave(tshi_uv_group *group) {
+    tsh_uv_world *world = group->world;
+    tshi_uv_shm_entry *mine = world->near ? tshi_uv_shm_find(world, world->rank, group->id) : NULL;
+    if (!mine) return;
+    TSHI_UV_PUT(&mine->closed, 1);
+    for (int m = 0; group->link && m < group->size; m++)
+        if (group->link[m].pipe.out) tshi_uv_shm_wake(world, group->ranks[m]);
 }
 
 /* ========================================================================== */
@@ -1956,6 +2365,12 @@ static tsh_result tshi_uv_set_encrypt(const tsh_uv_desc *desc, tsh_uv_world *wor
     return has < 0 ? error->code : TSH_OK;
 }
 
+/* Sets world->shm: 1 unless TSHARD_SHM is 0. */
+static tsh_result tshi_uv_set_shm(tsh_uv_world *world, tsh_error *error) {
+    world->shm = 1;
+    return tshb_env_int("TSHARD_SHM", 0, 1, &world->shm, error) < 0 ? error->code : TSH_OK;
+}
+
 /* Reads and checks all settings of the world; opens no socket. */
 static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world, tsh_error *error) {
     unsigned char hash[32];
@@ -1975,7 +2390,8 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
         tshi_uv_set_key(desc, world, error) != TSH_OK)
         return error->code;
     if (tshi_uv_set_checksum(desc, world, error) != TSH_OK ||
-        tshi_uv_set_encrypt(desc, world, error) != TSH_OK)
+        tshi_uv_set_encrypt(desc, world, error) != TSH_OK ||
+        tshi_uv_set_shm(world, error) != TSH_OK)
         return error->code;
     if (world->heartbeat < TSHI_UV_SECOND)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
@@ -2678,6 +3094,7 @@ static void tshi_uv_send_blocked(tsh_uv_world *world) {
  * until the server hello arrives, and for the reply to a JOIN. REPLY: on the client, for the reply
  * to any other hello, which may wait for rank 0's address table. */
 enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2, TSHI_UV_REPLY_S = 6 };
+enum { TSHI_UV_SHARE_TRIES = 20 }; /* attempts to share memory with a rank; then TCP is used */
 
 static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
@@ -2775,7 +3192,8 @@ static void tshi_uv_conn_free(tshi_uv_conn *conn) {
 static void tshi_uv_conn_end(tshi_uv_conn *conn) {
     int shift = conn->attempts < 5 ? conn->attempts : 5;
     int64_t step = TSHI_UV_MS * 5 << shift; /* mean delay in ns */
-    if (!conn->dialled) {
+    if (!conn->dialled ||
+        (conn->hello.purpose == TSHI_UV_SHARE && conn->attempts >= TSHI_UV_SHARE_TRIES)) {
         tshi_uv_conn_free(conn);
         return;
     }
@@ -2843,10 +3261,16 @@ static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hell
 
 /* ---- the server's side of the handshake ---- */
 
+/* Returns 1 if the connection is a Unix socket. */
+static int tshi_uv_is_unix(const tshi_uv_conn *conn) {
+    return conn->address.storage.ss_family == AF_UNIX;
+}
+
 /* Returns the reply to a client hello with a valid proof. *value: if it is a refusal, what this
  * rank has in the field that differs. */
-static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
-                                         int64_t *value) {
+static tshi_uv_reply tshi_uv_check_hello(const tshi_uv_conn *conn, int64_t *value) {
+    const tsh_uv_world *world = conn->world;
+    const tshi_uv_hello *hello = &conn->hello;
     const tshi_uv_peer *peer;
     const tshi_uv_link *link;
     int same; /* 1: the client's process has connected to this rank before */
@@ -2859,7 +3283,10 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
         hello->client == world->rank)
         return TSHI_UV_OTHER_RANK;
     *value = hello->client;
-    if (hello->purpose > TSHI_UV_MESSAGES) return TSHI_UV_UNKNOWN;
+    if (hello->purpose > TSHI_UV_SHARE ||
+        (hello->purpose == TSHI_UV_SHARE) != tshi_uv_is_unix(conn))
+        return TSHI_UV_UNKNOWN;
+    if (hello->purpose == TSHI_UV_SHARE) return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     peer = &world->peer[hello->client];
     same = peer->process == hello->process;
     if (hello->purpose <= TSHI_UV_CONTROL) { /* JOIN or CONTROL */
@@ -2921,7 +3348,7 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
         tshi_uv_proof(conn->session, 'C', 0, 0, hello, expected);
         status = !valid || sodium_memcmp(proof, expected, 32) != 0
                      ? TSHI_UV_OTHER_KEY
-                     : tshi_uv_check_hello(world, hello, &value);
+                     : tshi_uv_check_hello(conn, &value);
     }
     if (status == TSHI_UV_OTHER_KEY || status == TSHI_UV_OTHER_VERSION)
         tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: %s", world->rank, conn->name,
@@ -3111,13 +3538,172 @@ static int tshi_uv_client_step(tshi_uv_conn *conn) {
 }
 
 /* ========================================================================== */
+/* >>uv-share                                      MARK: - uv-share (private) */
+/* Ranks of one host find each other and exchange their segments, over a Unix */
+/* socket with an abstract name: only processes of the same network namespace */
+/* reach it, so no address decides what one host is. Both must be of the same */
+/* user, and prove the key as on every connection (>>uv-connect). Then each   */
+/* end sends the descriptors of its segment and bell, the client first.       */
+/* Needs: >>uv-shm >>uv-connect.                                              */
+/* ========================================================================== */
+
+#if TSHI_UV_SHM
+/* Returns the address of a rank's Unix socket. Its name is derived from the key of this world. */
+static tshi_uv_address tshi_uv_share_address(const tsh_uv_world *world, int rank) {
+    tshi_uv_address address;
+    struct sockaddr_un *un = (struct sockaddr_un *)(void *)&address.storage;
+    unsigned char bytes[32];
+    char text[33];
+    tshi_uv_cursor c = tshi_uv_cursor_over(bytes, sizeof bytes, 1);
+    (void)tshi_uv_field(&c, (uint64_t)rank, 8);
+    (void)crypto_auth_hmacsha256(bytes, bytes, 8, world->mesh);
+    memset(&address, 0, sizeof address);
+    un->sun_family = AF_UNIX; /* sun_path[0] is 0: an abstract name, in no file system */
+    memcpy(un->sun_path + 1, "tshard-", 7);
+    memcpy(un->sun_path + 8, sodium_bin2hex(text, sizeof text, bytes, 16), 32);
+    address.size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 40);
+    return address;
+}
+
+/* Returns 1 if the process at the other end of a Unix socket is of this user. */
+static int tshi_uv_same_user(int fd) {
+    struct { /* ucred, which strict POSIX hides */
+        int pid;
+        unsigned uid, gid;
+    } peer;
+    socklen_t size = (socklen_t)sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+/* Space for a control message with two descriptors, aligned for its header. */
+typedef union tshi_uv_passage {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(2 * sizeof(int))];
+} tshi_uv_passage;
+
+/* Fills a message of one byte, and of a control message in `passage`. */
+static void tshi_uv_passing(struct msghdr *message, struct iovec *iov, char *byte,
+                            tshi_uv_passage *passage) {
+    memset(message, 0, sizeof *message);
+    memset(passage, 0, sizeof *passage);
+    iov->iov_base = byte;
+    iov->iov_len = 1;
+    message->msg_iov = iov;
+    message->msg_iovlen = 1;
+    message->msg_control = passage->bytes;
+    message->msg_controllen = sizeof passage->bytes;
+}
+
+/* Sends this rank's segment and bell. Returns 0 if that failed. */
+static int tshi_uv_give_segment(const tsh_uv_world *world, int fd) {
+    const int fds[2] = {world->segment, world->near[world->rank].bell};
+    tshi_uv_passage passage;
+    struct msghdr message;
+    struct cmsghdr *head;
+    struct iovec iov;
+    char byte = 0;
+    tshi_uv_passing(&message, &iov, &byte, &passage);
+    head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof fds);
+    memcpy(CMSG_DATA(head), fds, sizeof fds);
+    return sendmsg(fd, &message, TSHI_UV_NOSIGNAL) == 1;
+}
+
+/* Receives a segment and a bell. Returns 1: they are in fds; 0: call again later; -1: failed. */
+static int tshi_uv_take_segment(int fd, int fds[2]) {
+    tshi_uv_passage passage;
+    struct msghdr message;
+    const struct cmsghdr *head;
+    struct iovec iov;
+    char byte;
+    ssize_t n;
+    tshi_uv_passing(&message, &iov, &byte, &passage);
+    n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+    if (n < 0) return tshi_uv_later() ? 0 : -1;
+    head = n ? CMSG_FIRSTHDR(&message) : NULL;
+    if (!head || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS ||
+        head->cmsg_len < CMSG_LEN(sizeof(int)))
+        return -1;
+    memcpy(fds, CMSG_DATA(head), sizeof fds[0] * 2);
+    if (head->cmsg_len == CMSG_LEN(2 * sizeof(int))) return 1;
+    (void)close(fds[0]); /* there was a descriptor to spare for one of them only */
+    return -1;
+}
+
+/* Begins to listen for ranks of this host. Without that they use TCP. */
+static void tshi_uv_share_listen(tsh_uv_world *world) {
+    tshi_uv_address at = tshi_uv_share_address(world, world->rank);
+    if (!world->near[world->rank].base) return;
+    world->shm_listener = tshi_uv_listen(&at);
+    if (world->shm_listener < 0) tshi_uv_shm_without(world, "open a Unix socket");
+}
+
+/* Called at both ends when they are authenticated: sends this rank's segment, if it is the client's
+ * turn, and awaits the other's. Returns 0, or -1 if the connection is to end. */
+static int tshi_uv_share_begin(tshi_uv_conn *conn) {
+    conn->phase = TSHI_UV_SHARES;
+    return !conn->dialled || tshi_uv_give_segment(conn->world, conn->fd) ? 0 : -1;
+}
+
+/* Takes the other rank's segment; the server then sends its own. Returns 1: done, also where one
+ * end cannot share, so that this pair uses TCP; 0: call again later; -1: the connection is to
+ * end. */
+static int tshi_uv_share_step(tshi_uv_conn *conn) {
+    tsh_uv_world *world = conn->world;
+    const int rank = conn->dialled ? conn->hello.server : conn->hello.client;
+    tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
+    int fds[2], got = tshi_uv_take_segment(conn->fd, fds);
+    if (got <= 0) return got;
+    if (tshi_uv_shm_map(world, rank, fds) &&
+        tshi_uv_shm_rows(world, tshi_uv_shm_begin(), world->size, rank))
+        TSHI_UV_PUT(&own->near[rank], 1);
+    else
+        tshi_uv_shm_without(world, "map the memory of another rank");
+    return conn->dialled || tshi_uv_give_segment(world, conn->fd) ? 1 : -1;
+}
+#else
+static int tshi_uv_same_user(int fd) {
+    (void)fd;
+    return 0;
+}
+
+static void tshi_uv_share_listen(tsh_uv_world *world) {
+    (void)world;
+}
+
+static int tshi_uv_share_begin(tshi_uv_conn *conn) {
+    (void)conn;
+    return -1;
+}
+
+static int tshi_uv_share_step(tshi_uv_conn *conn) {
+    (void)conn;
+    return -1;
+}
+#endif
+
+/* Returns 1 while this rank waits for the segment of a lower rank. */
+static int tshi_uv_sharing(const tsh_uv_world *world) {
+    const tshi_uv_conn *conn = world->conns;
+    while (conn && (!conn->dialled || conn->hello.purpose != TSHI_UV_SHARE)) conn = conn->next;
+    return conn != NULL;
+}
+
+static void tshi_uv_share_end(tsh_uv_world *world) { /* Stops listening for ranks of this host. */
+    tshi_uv_unwatch(&world->shm_listening);
+    tshi_uv_close_fd(&world->shm_listener);
+}
+
+/* ========================================================================== */
 /* >>uv-form                                        MARK: - uv-form (private) */
 /* Sets up all connections. First, each rank connects to rank 0.              */
 /* A rank sends its own address to rank 0 (HERE), which sends all (TABLE).    */
 /* Each rank then dials all lower ranks; in a new group, the lower members.   */
 /* A rank that has all its connections sends READY to rank 0.                 */
 /* When all ranks are ready, rank 0 sends GO: the world has formed.           */
-/* Needs: >>uv-connect.                                                       */
+/* Needs: >>uv-share.                                                         */
 /* ========================================================================== */
 
 /* Returns an error if other hosts can reach `address`, and neither a key nor TSHARD_INSECURE is
@@ -3153,6 +3739,19 @@ static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint6
     conn->hello.server = rank; /* the rank that should answer */
     conn->address = *address;
 }
+
+#if TSHI_UV_SHM
+/* Adds a connection to ask a lower rank for shared memory, which listens by now if it is on this
+ * host. */
+static void tshi_uv_add_share(tsh_uv_world *world, int rank) {
+    tshi_uv_address address = tshi_uv_share_address(world, rank);
+    if (world->shm) tshi_uv_add_dial(world, TSHI_UV_SHARE, 0, rank, &address);
+}
+#else
+static void tshi_uv_add_share(tsh_uv_world *world, int rank) {
+    (void)world, (void)rank;
+}
+#endif
 
 /* Dials the data connections to the group's lower ranks; the higher ranks dial this rank. */
 static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) {
@@ -3247,7 +3846,8 @@ static void tshi_uv_tell_absent(tsh_uv_world *world) {
  * table, which only ranks that have joined receive. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
-    world->tabled = 1; /* rank 0's address table is known now */
+    tshi_uv_share_listen(world); /* before any rank can know that this one has the table */
+    world->tabled = 1;           /* rank 0's address table is known now */
 }
 
 static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
@@ -3274,12 +3874,14 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
         tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
+    tshi_uv_add_share(world, 0); /* the others once their control connections are made */
     tshi_uv_dial_group(world, world->world_group); /* the data connections, to rank 0 as well */
 }
 
 static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wakes the caller. */
     tshi_uv_log_counted(world, INT64_MAX);           /* logs the refusals counted so far */
     tshi_uv_close_listener(world);
+    tshi_uv_share_end(world);
     uv_mutex_lock(&world->lock);
     world->forming = 0;                 /* read by tshi_uv_await_world */
     uv_cond_broadcast(&world->changed); /* wakes tshi_uv_await_world */
@@ -3310,7 +3912,8 @@ static void tshi_uv_form(tsh_uv_world *world) {
     if (!world->forming) return; /* the world has formed: no steps are left */
     if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
     if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
-        world->world_group->missing == 0) { /* all of this rank's connections are made */
+        world->world_group->missing == 0 &&
+        !tshi_uv_sharing(world)) { /* all of this rank's connections are made */
         world->told_ready = 1;
         (void)tshi_uv_write(world, TSHI_UV_READY);
         tshi_uv_post(&world->peer[0]); /* no-op if this is rank 0 */
@@ -3741,6 +4344,8 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         /* closes the connection of an earlier attempt, if any */
         tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
         kept = tshi_uv_attach(world, rank, conn->fd, channel, conn->name);
+        if (kept && conn->hello.purpose == TSHI_UV_CONTROL && conn->dialled)
+            tshi_uv_add_share(world, rank);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
         /* sends all ranks the list of absent ranks, which has changed */
         if (kept && world->rank == 0) tshi_uv_tell_absent(world);
@@ -3761,10 +4366,19 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
  * handshake. */
 static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
-    int done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
+    int share = 1, done;
     (void)status;
     (void)events;
-    if (done < 0) { /* the handshake failed */
+    if (conn->phase == TSHI_UV_SHARES) {
+        done = tshi_uv_share_step(conn);
+    } else {
+        done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
+        share = conn->hello.purpose == TSHI_UV_SHARE; /* the server knows it from the hello */
+        if (done == 1 && share) done = tshi_uv_share_begin(conn);
+    }
+    if (done > 0 && share) {
+        tshi_uv_conn_free(conn); /* the two ranks have each other's segment, or use TCP */
+    } else if (done < 0) {       /* the handshake failed */
         tshi_uv_conn_end(conn);
     } else if (done) { /* both ends are authenticated */
         tshi_uv_proven(conn);
@@ -3836,29 +4450,35 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
 /* Callback when connections arrive on world->listener: accepts them and starts their handshakes. */
 static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
+    const int near = poll == world->shm_listening; /* 1: from ranks of this host */
+    const int *listener = near ? &world->shm_listener : &world->listener;
     (void)status;
     (void)events;
     /* accepts up to TSHI_UV_ACCEPTS connections per event */
-    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
+    for (int i = 0; i < TSHI_UV_ACCEPTS && *listener >= 0; i++) {
         tshi_uv_address from;
         tshi_uv_conn *conn;
         int fd;
         from.size = (socklen_t)sizeof from.storage;
-        fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
+        fd = accept(*listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
             if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection waits to be accepted */
             if (tshi_uv_drop_unproven(world)) continue;     /* frees a descriptor: try again */
             tshi_uv_too_few(world);
-            tshi_uv_unwatch(&world->listening); /* a later tick tries again */
+            tshi_uv_unwatch(near ? &world->shm_listening
+                                 : &world->listening); /* a later tick tries again */
             world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
             return;
         }
         if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_unproven(world);
-        conn = tshi_uv_prepare_fd(fd) ? tshi_uv_conn_new(world, 0) : NULL;
-        if (conn)
+        conn = tshi_uv_prepare_fd(fd) && (!near || tshi_uv_same_user(fd))
+                   ? tshi_uv_conn_new(world, 0)
+                   : NULL;
+        if (conn) {
+            conn->address = from;
             tshi_uv_conn_begin(conn, fd, &from);
-        else
-            (void)close(fd); /* no memory, or the system refused */
+        } else
+            (void)close(fd); /* no memory, another user, or the system refused */
     }
 }
 
@@ -3868,11 +4488,16 @@ static void tshi_uv_dial(tshi_uv_conn *conn) {
     const tshi_uv_address *address = &conn->address;
     char name[80]; /* host:port, for the error */
     int fd, why;
-    if (conn->hello.purpose == TSHI_UV_JOIN)
-        /* tries all addresses of rank 0's host in turn */
+    if (conn->hello.purpose == TSHI_UV_JOIN) /* tries all addresses of rank 0's host in turn */
         address = &world->address[conn->attempts % world->addresses];
     fd = tshi_uv_connect(address);
     why = errno; /* saved before another call changes errno */
+    if (conn->hello.purpose == TSHI_UV_SHARE &&
+        (fd >= 0 ? !tshi_uv_same_user(fd) : why == ECONNREFUSED)) {
+        tshi_uv_close_fd(&fd); /* another user; or the rank is on another host: it uses TCP */
+        tshi_uv_conn_free(conn);
+        return;
+    }
     if (fd >= 0) {
         tshi_uv_conn_begin(conn, fd, address);
         return;
@@ -4098,6 +4723,9 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that i
         now >= world->accept_at) /* starts or resumes accepting */
         world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
                                          tshi_uv_accept);
+    if (world->shm_listener >= 0 && !world->shm_listening)
+        world->shm_listening = tshi_uv_watch(&world->control, world->shm_listener, UV_READABLE,
+                                             world, tshi_uv_accept);
     tshi_uv_watch_forming(world, now); /* logs that joining takes long, or has timed out */
     /* sends world->blocked to the coordinator */
     if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
@@ -4219,6 +4847,7 @@ static void tshi_uv_main(void *argument) {
         free(world->peer[r].out.data);
     }
     tshi_uv_close_listener(world);
+    tshi_uv_share_end(world);
 }
 
 /* ========================================================================== */
@@ -4226,11 +4855,12 @@ static void tshi_uv_main(void *argument) {
 /* A group of ranks: its members, two data connections to each (one for       */
 /* collectives, one for messages) and its operations. The control thread      */
 /* connects a group; after that only the caller's thread uses it.             */
-/* Needs: >>uv-connect.                                                       */
+/* Needs: >>uv-shm >>uv-connect.                                              */
 /* ========================================================================== */
 
 static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
     if (!group) return;
+    tshi_uv_shm_leave(group);
     /* group->link is NULL if there was no memory for it */
     for (int i = 0; group->link && i < 2 * group->size; i++) {
         tshi_uv_unwatch(&group->link[i].poll);
@@ -4627,12 +5257,29 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
 typedef struct tshi_uv_parts {
     const tshi_uv_op *op; /* the reduction that is computed */
     const char *own;      /* this rank's own elements, in its send buffer */
-    int64_t at;           /* offset in the other ranks' rows of scratch, in bytes */
+    int64_t at; /* offset in the other ranks' rows of scratch, or payloads in rings, in bytes */
 } tshi_uv_parts;
+
+/* Returns how many bytes of the payload from a peer are summed where they lie, in the rings of
+ * shared memory, and not copied to rows of scratch before. */
+static int64_t tshi_uv_summed_in_place(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    return op->algorithm == TSHI_UV_PIECES && group->whole ? tshi_uv_length(op, group->rank) : 0;
+}
+
+/* Finds byte `offset` of the payload of op that has arrived from rank r in shared memory. */
+static tshi_uv_span tshi_uv_in_ring(const tshi_uv_op *op, int r, int64_t offset) {
+    const tshi_uv_pipe *pipe = &op->group->link[r].pipe;
+    const int64_t at = (pipe->payload + offset) % pipe->size;
+    tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at}; /* only read */
+    return span;
+}
 
 static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank r's elements. */
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
-    return r == p->op->group->rank ? p->own : tshi_uv_row(p->op, r) + p->at;
+    if (r == p->op->group->rank) return p->own;
+    if (tshi_uv_summed_in_place(p->op)) return tshi_uv_in_ring(p->op, r, p->at).at;
+    return tshi_uv_row(p->op, r) + p->at;
 }
 
 /* Sums up to `most` bytes of chunk k over all ranks, from byte `at` of the chunk on, and stores the
@@ -4691,6 +5338,12 @@ static void tshi_uv_pieces_fold(tshi_uv_op *op) {
         if (r != rank) come = tshi_uv_min(come, op->in[r].good);
     for (; op->ready < come && n; op->ready += n) { /* n is 0 if no whole element has arrived */
         int64_t at = op->ready % row, most = tshi_uv_min(come - op->ready, row - at);
+        if (tshi_uv_summed_in_place(op)) {
+            at = op->ready;
+            most = come - at;
+            for (int r = 0; r < op->group->size; r++)
+                if (r != rank) most = tshi_uv_min(most, tshi_uv_in_ring(op, r, at).size);
+        }
         n = tshi_uv_sum_tile(op, rank, op->ready, most, at, base + op->ready);
     }
 }
@@ -5297,6 +5950,200 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
     return 1;
 }
 
+/* ========================================================================== */
+/* >>uv-shm-flow                                MARK: - uv-shm-flow (private) */
+/* Moves frames through the rings of a connection in shared memory, as        */
+/* >>uv-flow does on a socket, but without checksums. A frame begins so that  */
+/* its payload is aligned to 64 bytes. With TSHI_UV_PIECES in a group that    */
+/* shares memory as a whole, data to be summed is read where it lies.         */
+/* Needs: >>uv-flow.                                                          */
+/* ========================================================================== */
+
+/* Returns the position at or after `at` where the next frame begins. */
+static int64_t tshi_uv_shm_next_frame(int64_t at) {
+    const int64_t head = (int64_t)sizeof(tshi_uv_head);
+    return (at + head + 63) / 64 * 64 - head;
+}
+
+/* Tells the peer how far this rank has written, if that is new to it. */
+static void tshi_uv_shm_tell_sent(tshi_uv_link *link) {
+    tshi_uv_pipe *pipe = &link->pipe;
+    if (*pipe->sent == pipe->wrote) return;
+    TSHI_UV_PUT(pipe->sent, pipe->wrote);
+    tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
+}
+
+/* Tells the peer that this rank needs no bytes before position `taken` any more, if they are a
+ * quarter of the ring: that leaves it enough. */
+static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken) {
+    if (taken - *link->pipe.taken < link->pipe.size / 4) return;
+    TSHI_UV_PUT(link->pipe.taken, taken);
+    tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
+}
+
+/* Returns how many bytes can be written from position pipe->wrote on (out = 1), or read from
+ * pipe->read on, by the peer's counter as this rank has seen it last; `look` 1: looks again. */
+static int64_t tshi_uv_shm_count(tshi_uv_pipe *pipe, int out, int look) {
+    if (look && out) pipe->seen_taken = TSHI_UV_GET(pipe->peer_taken);
+    if (look && !out) pipe->seen_sent = TSHI_UV_GET(pipe->peer_sent);
+    return out ? pipe->size - (pipe->wrote - pipe->seen_taken) : pipe->seen_sent - pipe->read;
+}
+
+/* Returns how many bytes can be written (out = 1) or read. If fewer than `need`, link->want has the
+ * event to wait for, and the peer may have closed the group, which is reported. */
+static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
+    tshi_uv_pipe *pipe = &link->pipe;
+    int64_t n = tshi_uv_shm_count(pipe, out, 0);
+    int closed;
+    if (n >= need && n <= pipe->size) return n;
+    /* read before the counters, which do not change after it is set */
+    closed = TSHI_UV_GET(&pipe->theirs->closed) != 0;
+    n = tshi_uv_shm_count(pipe, out, 1);
+    if (n >= need && n <= pipe->size) return n;
+    link->want |= out ? UV_WRITABLE : UV_READABLE;
+    if (n > pipe->size)
+        tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
+    else if (closed)
+        tshi_uv_broke(link, tshi_uv_in_use(link), "closed its connection");
+    return 0;
+}
+
+/* Copies n bytes into the ring, or out of it, from a position on, and moves that. */
+static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
+    while (n > 0) {
+        int64_t *position = out ? &pipe->wrote : &pipe->read, offset = *position % pipe->size;
+        const int64_t now = tshi_uv_min(n, pipe->size - offset);
+        memcpy(out ? pipe->out + offset : at, out ? at : pipe->in + offset, (size_t)now);
+        *position += now;
+        at += now;
+        n -= now;
+    }
+}
+
+/* Writes once: what is ready of the first frame, as far as the ring has room. Returns 0 if nothing
+ * could be written. */
+static int tshi_uv_shm_write(tshi_uv_link *link) {
+    tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
+    tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
+    tshi_uv_pipe *pipe = &link->pipe;
+    tshi_uv_stream *s;
+    int64_t room, before = pipe->wrote;
+    if (!op) return 0;
+    s = fifo == &link->clears ? &op->clear : &op->out[link->peer];
+    if (s->head == 0) {
+        tshi_uv_head head = tshi_uv_for_messages(link)
+                                ? tshi_uv_message_head(op, fifo == &link->clears)
+                                : op->head;
+        head.bytes = (uint64_t)s->total;
+        pipe->wrote = before = tshi_uv_shm_next_frame(pipe->wrote);
+        if (!tshi_uv_shm_room(link, (int64_t)sizeof head, 1)) return 0;
+        tshi_uv_shm_copy(pipe, (char *)&head, (int64_t)sizeof head, 1);
+        s->head = sizeof head;
+    }
+    while (s->done < s->total) {
+        tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 1);
+        if (span.size <= 0) { /* no more bytes are ready yet */
+            link->want |= UV_WRITABLE;
+            break;
+        }
+        room = tshi_uv_shm_room(link, 1, 1);
+        if (!room) break;
+        span.size = tshi_uv_min(span.size, tshi_uv_min(room, TSHI_UV_SHM_PIECE));
+        tshi_uv_shm_copy(pipe, span.at, span.size, 1);
+        tshi_uv_payload_went(op, s, (size_t)span.size);
+        if (s->done < s->total) tshi_uv_shm_tell_sent(link);
+    }
+    s->good = s->done;
+    tshi_uv_shm_tell_sent(link);
+    before = pipe->wrote - before;
+    if (s->done == s->total) { /* the frame is complete */
+        link->writing = NULL;
+        tshi_uv_frame_done(op, fifo);
+    }
+    return before != 0;
+}
+
+/* Reads the header of a frame. Returns 0 if it is not there yet, or after an error. */
+static int tshi_uv_shm_read_head(tshi_uv_link *link) {
+    tshi_uv_pipe *pipe = &link->pipe;
+    const int64_t head = (int64_t)sizeof link->heard;
+    pipe->read = tshi_uv_shm_next_frame(pipe->read);
+    if (!tshi_uv_shm_room(link, head, 0)) return 0;
+    tshi_uv_shm_copy(pipe, (char *)&link->heard, head, 0);
+    pipe->payload = pipe->read;
+    link->heard_done = sizeof link->heard; /* tshi_uv_check_head sets it to 0 after a clear */
+    return tshi_uv_check_head(link);
+}
+
+/* Reads what has arrived of op's payload. */
+static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
+    tshi_uv_stream *s = &op->in[link->peer];
+    tshi_uv_pipe *pipe = &link->pipe;
+    /* bytes of payload that are not copied, but summed where they lie */
+    const int64_t summed = tshi_uv_summed_in_place(op);
+    while (s->done < s->total) {
+        tshi_uv_span span = {NULL, summed - s->done};
+        const int64_t there = tshi_uv_shm_room(link, 1, 0);
+        if (!there) break;
+        if (span.size > 0) {
+            span.size = tshi_uv_min(span.size, there);
+            pipe->read += span.size;
+        } else {
+            span = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 0);
+            if (span.size <= 0) break; /* scratch has no space */
+            span.size = tshi_uv_min(span.size, tshi_uv_min(there, TSHI_UV_SHM_PIECE));
+            tshi_uv_shm_copy(pipe, span.at, span.size, 0);
+        }
+        s->good = s->done += span.size;
+        if (op->ready >= summed) tshi_uv_shm_tell_taken(link, pipe->read);
+        if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op);
+        if (op->algorithm == TSHI_UV_PIECES && !summed) tshi_uv_pieces_fold(op);
+    }
+}
+
+/* Sums what has arrived in all rings, and then gives their space back. */
+static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
+    tshi_uv_group *group = op->group;
+    const int64_t before = op->ready;
+    if (before < summed) tshi_uv_pieces_fold(op);
+    for (int r = 0; op->ready != before && r < group->size; r++) {
+        const tshi_uv_pipe *pipe = &group->link[r].pipe;
+        if (r != group->rank)
+            tshi_uv_shm_tell_taken(&group->link[r],
+                                   op->ready < summed ? pipe->payload + op->ready : pipe->read);
+    }
+}
+
+/* Reads once. Returns what tshi_uv_read_once does. */
+static int tshi_uv_shm_read(tshi_uv_link *link) {
+    tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
+    tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
+    const int64_t before = link->pipe.read, ready = op ? op->ready : 0;
+    int64_t summed;
+    if (!link->heard_done && !tshi_uv_shm_read_head(link)) return 0;
+    if (!link->heard_done) { /* it was a clear */
+        tshi_uv_shm_tell_taken(link, link->pipe.read);
+        return 2;
+    }
+    if (!op) return 0;
+    tshi_uv_shm_read_payload(link, op);
+    summed = tshi_uv_summed_in_place(op);
+    tshi_uv_shm_fold(op, summed);
+    if (s->good == s->total && op->ready >= summed) {
+        link->heard_done = 0; /* a header comes next */
+        tshi_uv_shm_tell_taken(link, link->pipe.read);
+        tshi_uv_frame_done(op, &link->in);
+        return link->in.used ? 2 : 1;
+    }
+    return link->pipe.read != before || op->ready != ready;
+}
+
+/* ========================================================================== */
+/* >>uv-advance                                  MARK: - uv-advance (private) */
+/* Moves all bytes that can be moved now, on all connections of all groups.   */
+/* Needs: >>uv-shm-flow.                                                      */
+/* ========================================================================== */
+
 /* Copies messages that this rank sends to itself from send to recv. Returns 1 if there were any. */
 static int tshi_uv_meet(tshi_uv_link *link) {
     int moved = 0;
@@ -5318,6 +6165,16 @@ static int tshi_uv_meet(tshi_uv_link *link) {
     return moved;
 }
 
+/* Reads once from a connection, by its socket or in shared memory: see tshi_uv_read_once. */
+static int tshi_uv_read_link(tshi_uv_link *link) {
+    return link->pipe.out ? tshi_uv_shm_read(link) : tshi_uv_read_once(link);
+}
+
+/* Writes once to a connection. Returns 0 if nothing could be written. */
+static int tshi_uv_write_link(tshi_uv_link *link) {
+    return link->pipe.out ? tshi_uv_shm_write(link) : tshi_uv_write_once(link);
+}
+
 /* Sends and receives all that is possible now on one connection. Returns 0 if no byte was moved. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
     int moved = 0, got;
@@ -5327,12 +6184,12 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
     if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
         do {
-            got = tshi_uv_read_once(link);
+            got = tshi_uv_read_link(link);
             moved |= got;
         } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
     }
     if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
-    while (!(link->want & UV_WRITABLE) && tshi_uv_write_once(link)) moved = 1;
+    while (!(link->want & UV_WRITABLE) && tshi_uv_write_link(link)) moved = 1;
     return moved;
 }
 
@@ -5352,13 +6209,17 @@ static int tshi_uv_advance(tsh_uv_world *world) {
 /* >>uv-start                                      MARK: - uv-start (private) */
 /* Starting a collective: chooses its algorithm, queues its frames on the     */
 /* data connections, and sends what the sockets take at once.                 */
-/* Needs: >>uv-flow.                                                          */
+/* Needs: >>uv-advance.                                                       */
 /* ========================================================================== */
 
 /* Limits in bytes. Up to DIRECT_MOST (see `sent` in tshi_uv_choose_algorithm), ranks send directly
  * to each other; up to STAR_MOST, a root sends its data directly to all ranks. That takes fewer
  * steps than a ring or a chain. */
-enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
+enum {
+    TSHI_UV_DIRECT_MOST = 96 << 10,
+    TSHI_UV_SHM_DIRECT_MOST = 8 << 10, /* DIRECT_MOST where all ranks share memory */
+    TSHI_UV_STAR_MOST = 32 << 10
+};
 
 /* Appends a frame of op with `total` bytes of payload to a queue; s will record its progress. */
 static void tshi_uv_queue(tshi_uv_op *op, tshi_uv_fifo *fifo, tshi_uv_stream *s, int64_t total) {
@@ -5381,10 +6242,10 @@ static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
 }
 
 /* Returns the algorithm for op. It depends only on what is the same on all ranks (kind, sizes,
- * dtype, reduction), so that all choose the same. */
+ * dtype, reduction, whether all share memory), so that all choose the same. */
 static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    const int size = op->group->size;
+    const int size = op->group->size, whole = op->group->whole;
     int64_t sent = 0; /* about how many bytes one rank would send directly */
     switch (coll->kind) {
     case TSH_ALLREDUCE:
@@ -5392,7 +6253,10 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_REDUCE_SCATTER:
         for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
-        if (size == 1 || sent <= TSHI_UV_DIRECT_MOST) return TSHI_UV_DIRECT;
+        if (size == 1 || sent <= (whole ? TSHI_UV_SHM_DIRECT_MOST : TSHI_UV_DIRECT_MOST))
+            return TSHI_UV_DIRECT;
+        /* in shared memory it costs nothing more to reach all ranks than the next one */
+        if (whole) return coll->kind == TSH_ALLGATHER ? TSHI_UV_DIRECT : TSHI_UV_PIECES;
         if (coll->kind != TSH_ALLGATHER && tshb_coll_rounds(coll->dtype, coll->redop))
             return TSHI_UV_PIECES; /* a ring would round the sum at every rank */
         return TSHI_UV_RING;
@@ -5491,7 +6355,7 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
 /* Returns the size in bytes of the scratch buffer that op needs; only reductions need one. */
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
-    if (!tshi_uv_sums(op) || group->size == 1) return 0;
+    if (!tshi_uv_sums(op) || group->size == 1 || tshi_uv_summed_in_place(op)) return 0;
     /* a ring needs the window, a circular buffer for received bytes */
     if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
     return (size_t)(tshi_uv_row_size(op) * group->size);
@@ -5558,7 +6422,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
 /* Waiting. A rank that waits moves data, polls for a short time, then sleeps */
 /* in libuv. After 20 ms the control thread reports to the coordinator what   */
 /* the rank waits for, to find cycles (>>uv-cycle). A timeout is an error.    */
-/* Needs: >>uv-flow.                                                          */
+/* Needs: >>uv-advance.                                                       */
 /* ========================================================================== */
 
 /* ms after which a wait is reported to the coordinator; ms of the longest sleep */
@@ -5681,7 +6545,8 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
-            int want = still || !group->active ? 0 : link->want; /* libuv events to watch */
+            /* libuv events to watch; in shared memory a bell is rung instead */
+            int want = still || !group->active || link->pipe.out ? 0 : link->want;
             /* if not 0, the control thread tells the peer that this rank waits (AWAIT) */
             TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
             if (want == link->polled || link->fd < 0) continue; /* no change, or not connected */
@@ -5725,11 +6590,26 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE); /* sleeps, handles events */
 }
 
+/* Pauses between two polls. On every 32nd, or on each if some ranks are reached by sockets or there
+ * are more ranks than cores, offers the core to another thread: the awaited rank may share it. */
+static void tshi_uv_pause(const tsh_uv_world *world, int spins) {
+    if (!world->world_group->whole || world->spins < 32 || spins % 32 == 0) {
+        (void)sched_yield();
+        return;
+    }
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause(); /* frees the core's resources for its other hardware thread */
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
 /* Waits until op is complete or, if op is NULL, until the group is connected; or until the world
  * fails. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
+    int asleep = 0;           /* 1: the ranks of this host are told that this one sleeps */
     int spins = 0, turns = 0; /* spins: rounds without progress in a row; turns: all rounds */
     wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
     for (;;) {
@@ -5739,11 +6619,15 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
         if (moved) {
             spins = 0;
         } else if (spins++ < world->spins) { /* polls a little before it sleeps */
-            (void)sched_yield();             /* the awaited rank may share this core */
-        } else {
+            tshi_uv_pause(world, spins);
+            continue;
+        } else if (asleep) { /* still nothing, after it was said that this rank sleeps */
             tshi_uv_nap(&wait);
         }
+        asleep = !moved && !asleep;
+        tshi_uv_shm_sleeps(world, asleep);
     }
+    tshi_uv_shm_sleeps(world, 0);
     if (wait.noted) tshi_uv_unblock(world);
     return tshi_uv_failed(world);
 }
@@ -5877,16 +6761,20 @@ static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
  * `listener`, this rank's listening socket. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
+    tsh_result result;
     group->listener = listener;
     if (group->size == 1) { /* there is no other member */
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
+    tshi_uv_shm_publish(group); /* before any member can be connected to this rank */
     uv_mutex_lock(&world->lock);
     world->requested = group; /* the control thread then connects it */
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
-    return tshi_uv_wait_for(group, NULL);
+    result = tshi_uv_wait_for(group, NULL);
+    if (result == TSH_OK) tshi_uv_shm_link(group);
+    return result;
 }
 
 /* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. A rank with
@@ -5929,6 +6817,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
 
 static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loops are closed. */
     if (!world) return;
+    tshi_uv_shm_end(world);
     free(world->peer);
     free(world->members);
     free(world->search);
@@ -5946,6 +6835,7 @@ static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
 
 /* Closes both event loops and frees the world. The control thread must have ended. */
 static void tshi_uv_world_end(tsh_uv_world *world) {
+    tshi_uv_unwatch(&world->bell);
     for (int i = 0; i < 2; i++) {
         uv_loop_t *loop = i ? &world->loop : &world->control;
         uv_walk(loop, tshi_uv_close_handle, NULL);
@@ -6010,14 +6900,18 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
     /* 1: id of the world's group */
     world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size);
-    if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
+    world->near = (tshi_uv_near *)calloc(n, sizeof *world->near);
+    if (!world->peer || !world->members || !world->search || !world->world_group || !world->near)
+        return 0;
     for (int r = 0; r < world->size; r++) {
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
+        world->near[r].bell = -1;
         world->peer[r].blocked.member = world->members + (size_t)r * n;
         world->world_group->ranks[r] = r;
     }
+    world->shm_sizes[0] = world->size;
     world->blocked.member = world->members + n * n; /* the last list is for this rank */
     return 1;
 }
@@ -6143,6 +7037,27 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
 }
 
+/* Callback when this rank's bell rings: that ends its sleep. Empties the bell. */
+static void tshi_uv_bell_event(uv_poll_t *poll, int status, int events) {
+    uint64_t count;
+    (void)status;
+    (void)events;
+    if (read(*(const int *)poll->data, &count, sizeof count) < 0) return; /* it was empty */
+}
+
+/* Called once the world is complete: lets the ranks of this host share memory. */
+static void tshi_uv_begin(tsh_uv_world *world) {
+    tshi_uv_near *own = &world->near[world->rank];
+    tshi_uv_count_local(world);
+    tshi_uv_shm_link(world->world_group);
+    if (own->base)
+        world->bell = tshi_uv_watch(&world->loop, own->bell, UV_READABLE, &own->bell,
+                                    tshi_uv_bell_event);
+    if (own->base && !world->bell)
+        tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                             "rank %d: no memory to watch for ranks of its host", world->rank);
+}
+
 /* Waits until the world has formed or failed. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     tsh_result failed;
@@ -6170,6 +7085,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
                  : tsh_error_set(error, TSH_ERR_MEMORY, world->rank,
                                  "rank %d: no memory for its world", world->rank);
     opened = result == TSH_OK && tshi_uv_open_loops(world, error) == TSH_OK;
+    if (opened) tshi_uv_shm_open(world);
     if (!opened || tshi_uv_start_control(world, error) != TSH_OK) {
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
@@ -6184,7 +7100,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     if (result != TSH_OK)
         tsh_comm_close(out); /* ends the control thread; frees the world */
     else
-        tshi_uv_count_local(world);
+        tshi_uv_begin(world);
     return result;
 }
 
@@ -6208,6 +7124,7 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
         return TSH_ERR_MEMORY;
     }
     world->logger = desc->logger;
+    world->segment = world->shm_listener = -1; /* none yet */
     world->crc_wide = tshi_uv_crc_is_wide();
     if (!world->crc_wide) tshi_uv_crc_tables(world->crc_table);
     if (!tshi_uv_fill_standard())
@@ -6286,6 +7203,7 @@ TSH_API int(tsh_uv_run)(const tsh_uv_desc *uv, const tsh_desc *desc,
 #undef TSHI_UV_DAMAGED_TEXT
 #undef TSHI_UV_CHECK_OF
 #undef TSHI_UV_WIDE
+#undef TSHI_UV_SHM
 
 #ifdef __cplusplus
 }

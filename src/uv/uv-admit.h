@@ -91,6 +91,8 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         /* closes the connection of an earlier attempt, if any */
         tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
         kept = tshi_uv_attach(world, rank, conn->fd, channel, conn->name);
+        if (kept && conn->hello.purpose == TSHI_UV_CONTROL && conn->dialled)
+            tshi_uv_add_share(world, rank);
         if (kept && rank == 0) tshi_uv_joined(world); /* rank 0 has accepted this rank */
         /* sends all ranks the list of absent ranks, which has changed */
         if (kept && world->rank == 0) tshi_uv_tell_absent(world);
@@ -111,10 +113,19 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
  * handshake. */
 static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
     tshi_uv_conn *conn = (tshi_uv_conn *)poll->data;
-    int done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
+    int share = 1, done;
     (void)status;
     (void)events;
-    if (done < 0) { /* the handshake failed */
+    if (conn->phase == TSHI_UV_SHARES) {
+        done = tshi_uv_share_step(conn);
+    } else {
+        done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
+        share = conn->hello.purpose == TSHI_UV_SHARE; /* the server knows it from the hello */
+        if (done == 1 && share) done = tshi_uv_share_begin(conn);
+    }
+    if (done > 0 && share) {
+        tshi_uv_conn_free(conn); /* the two ranks have each other's segment, or use TCP */
+    } else if (done < 0) {       /* the handshake failed */
         tshi_uv_conn_end(conn);
     } else if (done) { /* both ends are authenticated */
         tshi_uv_proven(conn);
@@ -186,29 +197,35 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
 /* Callback when connections arrive on world->listener: accepts them and starts their handshakes. */
 static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
+    const int near = poll == world->shm_listening; /* 1: from ranks of this host */
+    const int *listener = near ? &world->shm_listener : &world->listener;
     (void)status;
     (void)events;
     /* accepts up to TSHI_UV_ACCEPTS connections per event */
-    for (int i = 0; i < TSHI_UV_ACCEPTS && world->listener >= 0; i++) {
+    for (int i = 0; i < TSHI_UV_ACCEPTS && *listener >= 0; i++) {
         tshi_uv_address from;
         tshi_uv_conn *conn;
         int fd;
         from.size = (socklen_t)sizeof from.storage;
-        fd = accept(world->listener, (struct sockaddr *)&from.storage, &from.size);
+        fd = accept(*listener, (struct sockaddr *)&from.storage, &from.size);
         if (fd < 0) {
             if (!tshi_uv_out_of_descriptors(errno)) return; /* no connection waits to be accepted */
             if (tshi_uv_drop_unproven(world)) continue;     /* frees a descriptor: try again */
             tshi_uv_too_few(world);
-            tshi_uv_unwatch(&world->listening); /* a later tick tries again */
+            tshi_uv_unwatch(near ? &world->shm_listening
+                                 : &world->listening); /* a later tick tries again */
             world->accept_at = tsh_now() + 100 * TSHI_UV_MS;
             return;
         }
         if (world->unproven >= world->unproven_limit) (void)tshi_uv_drop_unproven(world);
-        conn = tshi_uv_prepare_fd(fd) ? tshi_uv_conn_new(world, 0) : NULL;
-        if (conn)
+        conn = tshi_uv_prepare_fd(fd) && (!near || tshi_uv_same_user(fd))
+                   ? tshi_uv_conn_new(world, 0)
+                   : NULL;
+        if (conn) {
+            conn->address = from;
             tshi_uv_conn_begin(conn, fd, &from);
-        else
-            (void)close(fd); /* no memory, or the system refused */
+        } else
+            (void)close(fd); /* no memory, another user, or the system refused */
     }
 }
 
@@ -218,11 +235,16 @@ static void tshi_uv_dial(tshi_uv_conn *conn) {
     const tshi_uv_address *address = &conn->address;
     char name[80]; /* host:port, for the error */
     int fd, why;
-    if (conn->hello.purpose == TSHI_UV_JOIN)
-        /* tries all addresses of rank 0's host in turn */
+    if (conn->hello.purpose == TSHI_UV_JOIN) /* tries all addresses of rank 0's host in turn */
         address = &world->address[conn->attempts % world->addresses];
     fd = tshi_uv_connect(address);
     why = errno; /* saved before another call changes errno */
+    if (conn->hello.purpose == TSHI_UV_SHARE &&
+        (fd >= 0 ? !tshi_uv_same_user(fd) : why == ECONNREFUSED)) {
+        tshi_uv_close_fd(&fd); /* another user; or the rank is on another host: it uses TCP */
+        tshi_uv_conn_free(conn);
+        return;
+    }
     if (fd >= 0) {
         tshi_uv_conn_begin(conn, fd, address);
         return;

@@ -320,12 +320,29 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
 typedef struct tshi_uv_parts {
     const tshi_uv_op *op; /* the reduction that is computed */
     const char *own;      /* this rank's own elements, in its send buffer */
-    int64_t at;           /* offset in the other ranks' rows of scratch, in bytes */
+    int64_t at; /* offset in the other ranks' rows of scratch, or payloads in rings, in bytes */
 } tshi_uv_parts;
+
+/* Returns how many bytes of the payload from a peer are summed where they lie, in the rings of
+ * shared memory, and not copied to rows of scratch before. */
+static int64_t tshi_uv_summed_in_place(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    return op->algorithm == TSHI_UV_PIECES && group->whole ? tshi_uv_length(op, group->rank) : 0;
+}
+
+/* Finds byte `offset` of the payload of op that has arrived from rank r in shared memory. */
+static tshi_uv_span tshi_uv_in_ring(const tshi_uv_op *op, int r, int64_t offset) {
+    const tshi_uv_pipe *pipe = &op->group->link[r].pipe;
+    const int64_t at = (pipe->payload + offset) % pipe->size;
+    tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at}; /* only read */
+    return span;
+}
 
 static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank r's elements. */
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
-    return r == p->op->group->rank ? p->own : tshi_uv_row(p->op, r) + p->at;
+    if (r == p->op->group->rank) return p->own;
+    if (tshi_uv_summed_in_place(p->op)) return tshi_uv_in_ring(p->op, r, p->at).at;
+    return tshi_uv_row(p->op, r) + p->at;
 }
 
 /* Sums up to `most` bytes of chunk k over all ranks, from byte `at` of the chunk on, and stores the
@@ -384,6 +401,12 @@ static void tshi_uv_pieces_fold(tshi_uv_op *op) {
         if (r != rank) come = tshi_uv_min(come, op->in[r].good);
     for (; op->ready < come && n; op->ready += n) { /* n is 0 if no whole element has arrived */
         int64_t at = op->ready % row, most = tshi_uv_min(come - op->ready, row - at);
+        if (tshi_uv_summed_in_place(op)) {
+            at = op->ready;
+            most = come - at;
+            for (int r = 0; r < op->group->size; r++)
+                if (r != rank) most = tshi_uv_min(most, tshi_uv_in_ring(op, r, at).size);
+        }
         n = tshi_uv_sum_tile(op, rank, op->ready, most, at, base + op->ready);
     }
 }

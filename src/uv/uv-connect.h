@@ -11,6 +11,7 @@
  * until the server hello arrives, and for the reply to a JOIN. REPLY: on the client, for the reply
  * to any other hello, which may wait for rank 0's address table. */
 enum { TSHI_UV_PATIENCE_S = 5, TSHI_UV_DIAL_S = 2, TSHI_UV_REPLY_S = 6 };
+enum { TSHI_UV_SHARE_TRIES = 20 }; /* attempts to share memory with a rank; then TCP is used */
 
 static void tshi_uv_freed(uv_handle_t *handle) {
     free(handle);
@@ -108,7 +109,8 @@ static void tshi_uv_conn_free(tshi_uv_conn *conn) {
 static void tshi_uv_conn_end(tshi_uv_conn *conn) {
     int shift = conn->attempts < 5 ? conn->attempts : 5;
     int64_t step = TSHI_UV_MS * 5 << shift; /* mean delay in ns */
-    if (!conn->dialled) {
+    if (!conn->dialled ||
+        (conn->hello.purpose == TSHI_UV_SHARE && conn->attempts >= TSHI_UV_SHARE_TRIES)) {
         tshi_uv_conn_free(conn);
         return;
     }
@@ -176,10 +178,16 @@ static tshi_uv_link *tshi_uv_meant(const tsh_uv_world *world, const tshi_uv_hell
 
 /* ---- the server's side of the handshake ---- */
 
+/* Returns 1 if the connection is a Unix socket. */
+static int tshi_uv_is_unix(const tshi_uv_conn *conn) {
+    return conn->address.storage.ss_family == AF_UNIX;
+}
+
 /* Returns the reply to a client hello with a valid proof. *value: if it is a refusal, what this
  * rank has in the field that differs. */
-static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_uv_hello *hello,
-                                         int64_t *value) {
+static tshi_uv_reply tshi_uv_check_hello(const tshi_uv_conn *conn, int64_t *value) {
+    const tsh_uv_world *world = conn->world;
+    const tshi_uv_hello *hello = &conn->hello;
     const tshi_uv_peer *peer;
     const tshi_uv_link *link;
     int same; /* 1: the client's process has connected to this rank before */
@@ -192,7 +200,10 @@ static tshi_uv_reply tshi_uv_check_hello(const tsh_uv_world *world, const tshi_u
         hello->client == world->rank)
         return TSHI_UV_OTHER_RANK;
     *value = hello->client;
-    if (hello->purpose > TSHI_UV_MESSAGES) return TSHI_UV_UNKNOWN;
+    if (hello->purpose > TSHI_UV_SHARE ||
+        (hello->purpose == TSHI_UV_SHARE) != tshi_uv_is_unix(conn))
+        return TSHI_UV_UNKNOWN;
+    if (hello->purpose == TSHI_UV_SHARE) return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     peer = &world->peer[hello->client];
     same = peer->process == hello->process;
     if (hello->purpose <= TSHI_UV_CONTROL) { /* JOIN or CONTROL */
@@ -254,7 +265,7 @@ static int tshi_uv_reply_to_hello(tshi_uv_conn *conn) {
         tshi_uv_proof(conn->session, 'C', 0, 0, hello, expected);
         status = !valid || sodium_memcmp(proof, expected, 32) != 0
                      ? TSHI_UV_OTHER_KEY
-                     : tshi_uv_check_hello(world, hello, &value);
+                     : tshi_uv_check_hello(conn, &value);
     }
     if (status == TSHI_UV_OTHER_KEY || status == TSHI_UV_OTHER_VERSION)
         tshi_uv_note(world, TSHI_UV_OF_UNPROVEN, "rank %d refused %s: %s", world->rank, conn->name,

@@ -211,6 +211,9 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that i
         now >= world->accept_at) /* starts or resumes accepting */
         world->listening = tshi_uv_watch(&world->control, world->listener, UV_READABLE, world,
                                          tshi_uv_accept);
+    if (world->shm_listener >= 0 && !world->shm_listening)
+        world->shm_listening = tshi_uv_watch(&world->control, world->shm_listener, UV_READABLE,
+                                             world, tshi_uv_accept);
     tshi_uv_watch_forming(world, now); /* logs that joining takes long, or has timed out */
     /* sends world->blocked to the coordinator */
     if (TSHI_UV_GET(&world->blocked_new)) tshi_uv_send_blocked(world);
@@ -332,4 +335,5 @@ static void tshi_uv_main(void *argument) {
         free(world->peer[r].out.data);
     }
     tshi_uv_close_listener(world);
+    tshi_uv_share_end(world);
 }

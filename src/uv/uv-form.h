@@ -5,7 +5,7 @@
 /* Each rank then dials all lower ranks; in a new group, the lower members.   */
 /* A rank that has all its connections sends READY to rank 0.                 */
 /* When all ranks are ready, rank 0 sends GO: the world has formed.           */
-/* Needs: >>uv-connect.                                                       */
+/* Needs: >>uv-share.                                                         */
 /* ========================================================================== */
 
 /* Returns an error if other hosts can reach `address`, and neither a key nor TSHARD_INSECURE is
@@ -41,6 +41,19 @@ static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint6
     conn->hello.server = rank; /* the rank that should answer */
     conn->address = *address;
 }
+
+#if TSHI_UV_SHM
+/* Adds a connection to ask a lower rank for shared memory, which listens by now if it is on this
+ * host. */
+static void tshi_uv_add_share(tsh_uv_world *world, int rank) {
+    tshi_uv_address address = tshi_uv_share_address(world, rank);
+    if (world->shm) tshi_uv_add_dial(world, TSHI_UV_SHARE, 0, rank, &address);
+}
+#else
+static void tshi_uv_add_share(tsh_uv_world *world, int rank) {
+    (void)world, (void)rank;
+}
+#endif
 
 /* Dials the data connections to the group's lower ranks; the higher ranks dial this rank. */
 static void tshi_uv_dial_group(tsh_uv_world *world, const tshi_uv_group *group) {
@@ -135,7 +148,8 @@ static void tshi_uv_tell_absent(tsh_uv_world *world) {
  * table, which only ranks that have joined receive. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
-    world->tabled = 1; /* rank 0's address table is known now */
+    tshi_uv_share_listen(world); /* before any rank can know that this one has the table */
+    world->tabled = 1;           /* rank 0's address table is known now */
 }
 
 static void tshi_uv_send_table(tsh_uv_world *world) { /* Rank 0: sends all ranks' addresses. */
@@ -162,12 +176,14 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
         tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
+    tshi_uv_add_share(world, 0); /* the others once their control connections are made */
     tshi_uv_dial_group(world, world->world_group); /* the data connections, to rank 0 as well */
 }
 
 static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wakes the caller. */
     tshi_uv_log_counted(world, INT64_MAX);           /* logs the refusals counted so far */
     tshi_uv_close_listener(world);
+    tshi_uv_share_end(world);
     uv_mutex_lock(&world->lock);
     world->forming = 0;                 /* read by tshi_uv_await_world */
     uv_cond_broadcast(&world->changed); /* wakes tshi_uv_await_world */
@@ -198,7 +214,8 @@ static void tshi_uv_form(tsh_uv_world *world) {
     if (!world->forming) return; /* the world has formed: no steps are left */
     if (world->rank == 0 && !world->tabled && tshi_uv_all(world, 1, 0)) tshi_uv_send_table(world);
     if (!world->told_ready && world->tabled && tshi_uv_all(world, 0, 0) &&
-        world->world_group->missing == 0) { /* all of this rank's connections are made */
+        world->world_group->missing == 0 &&
+        !tshi_uv_sharing(world)) { /* all of this rank's connections are made */
         world->told_ready = 1;
         (void)tshi_uv_write(world, TSHI_UV_READY);
         tshi_uv_post(&world->peer[0]); /* no-op if this is rank 0 */

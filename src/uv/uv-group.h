@@ -3,11 +3,12 @@
 /* A group of ranks: its members, two data connections to each (one for       */
 /* collectives, one for messages) and its operations. The control thread      */
 /* connects a group; after that only the caller's thread uses it.             */
-/* Needs: >>uv-connect.                                                       */
+/* Needs: >>uv-shm >>uv-connect.                                              */
 /* ========================================================================== */
 
 static void tshi_uv_group_free(tshi_uv_group *group) { /* Closes and frees a group, or NULL. */
     if (!group) return;
+    tshi_uv_shm_leave(group);
     /* group->link is NULL if there was no memory for it */
     for (int i = 0; group->link && i < 2 * group->size; i++) {
         tshi_uv_unwatch(&group->link[i].poll);

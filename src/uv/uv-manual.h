@@ -1,4 +1,4 @@
-/* tshard_uv.h - one process per rank: collectives over TCP, driven by libuv
+/* tshard_uv.h - one process per rank: collectives over TCP and in shared memory, driven by libuv
  *
  * ========================================================================== */
 /* >>uv-manual                                             MARK: - uv-manual */
@@ -32,6 +32,10 @@
  *   are summed and forwarded as they arrive. Long sums of 16-bit floats are rounded only once, so
  *   each piece goes directly to the rank that sums it, and its sum back: as many bytes as on a
  *   ring. Bytes that need no sum are not copied. Every group has its own connections;
+ * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
+ *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
+ *   reserved before use. A rank writes into its own only. Sums are the same bits as over TCP, and
+ *   errors the same. Where the system refuses, TCP is used, and one line logged (TSHARD_SHM);
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
@@ -73,7 +77,7 @@
  * - move data in the background: bytes move only during calls of start, test, wait and progress;
  * - limit the time of a host name lookup: it takes as long as the system's resolver takes;
  * - continue without a lost rank: the world fails. tshard-run --max-restarts starts it again;
- * - use shared memory within a host, or use several networks;
+ * - use several networks;
  * - connect more than 1,024 ranks, or machines of different byte orders;
  * - survive if another thread takes the last memory between tshard's test (64 KiB while a world
  *   opens, later 16 bytes for each descriptor) and libuv's own allocation: libuv 1.44 then aborts
@@ -84,11 +88,13 @@
  *
  * COSTS, in a world of P ranks, per rank
  *
- * Descriptors: 3 (P-1) connections and 10; a group of p ranks 2 (p-1) more. Memory from libc's
- * malloc: about 160 KiB, and 20 KiB per rank, for the world; 65 KiB, and 10 KiB per member, for a
- * group; 1 MiB, kept until its group is closed, for each long sum that is in flight at once; 2 KiB
- * per encrypted connection, and up to 256 KiB once it has carried long arrays; and the system's
- * socket buffers. Heartbeats: a packet to each rank every 250 ms.
+ * Descriptors: 3 (P-1) connections and 13, and 1 for each rank that shares memory; a group of p
+ * ranks 2 (p-1) more. Memory from libc's malloc: about 160 KiB, and 20 KiB per rank, for the world;
+ * 65 KiB, and 10 KiB per member, for a group; 1 MiB, kept until its group is closed, for each long
+ * sum that is in flight at once; 2 KiB per encrypted connection, and up to 256 KiB once it has
+ * carried long arrays; and the system's socket buffers. Shared memory: for each other member of a
+ * group on this host 520 KiB, less in groups of more than 8; and 1 GiB of addresses for each rank
+ * of this host. Heartbeats: a packet to each rank every 250 ms.
  *
  * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
  * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If
@@ -119,6 +125,7 @@
  *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the
  *                                other end does not ask for it; default: with a key, those that
  *                                are not loopback. These have tags in place of checksums
+ *     TSHARD_SHM                 0: use TCP within a host, too; 1 (default): use shared memory
  *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
  *                                fails; default 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;

@@ -127,16 +127,20 @@ static tsh_result tshi_uv_trade(tshi_uv_group *group, tshi_uv_ticket *tickets) {
  * `listener`, this rank's listening socket. */
 static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     tsh_uv_world *world = group->world;
+    tsh_result result;
     group->listener = listener;
     if (group->size == 1) { /* there is no other member */
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
+    tshi_uv_shm_publish(group); /* before any member can be connected to this rank */
     uv_mutex_lock(&world->lock);
     world->requested = group; /* the control thread then connects it */
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
-    return tshi_uv_wait_for(group, NULL);
+    result = tshi_uv_wait_for(group, NULL);
+    if (result == TSH_OK) tshi_uv_shm_link(group);
+    return result;
 }
 
 /* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. A rank with
@@ -179,6 +183,7 @@ static tsh_result tshi_uv_split(tsh_comm *comm, int color, int key, tsh_comm *ou
 
 static void tshi_uv_world_free(tsh_uv_world *world) { /* Frees a world whose loops are closed. */
     if (!world) return;
+    tshi_uv_shm_end(world);
     free(world->peer);
     free(world->members);
     free(world->search);
@@ -196,6 +201,7 @@ static void tshi_uv_close_handle(uv_handle_t *handle, void *unused) {
 
 /* Closes both event loops and frees the world. The control thread must have ended. */
 static void tshi_uv_world_end(tsh_uv_world *world) {
+    tshi_uv_unwatch(&world->bell);
     for (int i = 0; i < 2; i++) {
         uv_loop_t *loop = i ? &world->loop : &world->control;
         uv_walk(loop, tshi_uv_close_handle, NULL);

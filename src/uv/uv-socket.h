@@ -96,6 +96,10 @@ static int tshi_uv_end_of(int fd, int other, tshi_uv_address *address) {
 
 static void tshi_uv_address_text(const tshi_uv_address *address, char *text, size_t room) {
     char host[64];
+    if (address->storage.ss_family == AF_UNIX) {
+        (void)snprintf(text, room, "a Unix socket");
+        return;
+    }
     tshi_uv_host_text(address, host, sizeof host);
     tshi_uv_name(host, tshi_uv_port(address), text, room);
 }
@@ -178,6 +182,6 @@ static int tshi_uv_out_of_descriptors(int why) {
 /* Returns the number of file descriptors that a rank needs for a world of `size` ranks; groups need
  * more. */
 static int tshi_uv_descriptors(int size) {
-    /* 3 connections per peer; 24 for the listener, event loops and so on */
-    return 3 * (size - 1) + 24;
+    /* 3 connections per peer; 28 for the listeners, event loops and so on */
+    return 3 * (size - 1) + 28;
 }

@@ -2,13 +2,17 @@
 /* >>uv-start                                      MARK: - uv-start (private) */
 /* Starting a collective: chooses its algorithm, queues its frames on the     */
 /* data connections, and sends what the sockets take at once.                 */
-/* Needs: >>uv-flow.                                                          */
+/* Needs: >>uv-advance.                                                       */
 /* ========================================================================== */
 
 /* Limits in bytes. Up to DIRECT_MOST (see `sent` in tshi_uv_choose_algorithm), ranks send directly
  * to each other; up to STAR_MOST, a root sends its data directly to all ranks. That takes fewer
  * steps than a ring or a chain. */
-enum { TSHI_UV_DIRECT_MOST = 96 << 10, TSHI_UV_STAR_MOST = 32 << 10 };
+enum {
+    TSHI_UV_DIRECT_MOST = 96 << 10,
+    TSHI_UV_SHM_DIRECT_MOST = 8 << 10, /* DIRECT_MOST where all ranks share memory */
+    TSHI_UV_STAR_MOST = 32 << 10
+};
 
 /* Appends a frame of op with `total` bytes of payload to a queue; s will record its progress. */
 static void tshi_uv_queue(tshi_uv_op *op, tshi_uv_fifo *fifo, tshi_uv_stream *s, int64_t total) {
@@ -31,10 +35,10 @@ static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
 }
 
 /* Returns the algorithm for op. It depends only on what is the same on all ranks (kind, sizes,
- * dtype, reduction), so that all choose the same. */
+ * dtype, reduction, whether all share memory), so that all choose the same. */
 static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    const int size = op->group->size;
+    const int size = op->group->size, whole = op->group->whole;
     int64_t sent = 0; /* about how many bytes one rank would send directly */
     switch (coll->kind) {
     case TSH_ALLREDUCE:
@@ -42,7 +46,10 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_REDUCE_SCATTER:
         for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
-        if (size == 1 || sent <= TSHI_UV_DIRECT_MOST) return TSHI_UV_DIRECT;
+        if (size == 1 || sent <= (whole ? TSHI_UV_SHM_DIRECT_MOST : TSHI_UV_DIRECT_MOST))
+            return TSHI_UV_DIRECT;
+        /* in shared memory it costs nothing more to reach all ranks than the next one */
+        if (whole) return coll->kind == TSH_ALLGATHER ? TSHI_UV_DIRECT : TSHI_UV_PIECES;
         if (coll->kind != TSH_ALLGATHER && tshb_coll_rounds(coll->dtype, coll->redop))
             return TSHI_UV_PIECES; /* a ring would round the sum at every rank */
         return TSHI_UV_RING;
@@ -141,7 +148,7 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
 /* Returns the size in bytes of the scratch buffer that op needs; only reductions need one. */
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
-    if (!tshi_uv_sums(op) || group->size == 1) return 0;
+    if (!tshi_uv_sums(op) || group->size == 1 || tshi_uv_summed_in_place(op)) return 0;
     /* a ring needs the window, a circular buffer for received bytes */
     if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
     return (size_t)(tshi_uv_row_size(op) * group->size);

@@ -28,6 +28,7 @@
 #include <sched.h>       /* sched_yield */
 #include <signal.h>      /* pthread_sigmask */
 #include <stdarg.h>
+#include <stddef.h> /* offsetof */
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, strtol */
 #include <string.h>
@@ -40,6 +41,19 @@
 
 #ifndef SIG_BLOCK
 #error "tshard_uv.h needs POSIX: compile with -D_POSIX_C_SOURCE=200809L (or -std=gnu99)"
+#endif
+
+#if defined(__linux__) && defined(__LP64__)
+#define TSHI_UV_SHM 1 /* ranks of one host may use shared memory */
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h> /* SYS_memfd_create, SYS_fallocate */
+#include <sys/un.h>
+#if !defined(SO_PEERCRED)
+#include <asm/socket.h> /* SO_PEERCRED, hidden under -std=c99 */
+#endif
+#else
+#define TSHI_UV_SHM 0
 #endif
 
 #include <sodium.h> /* HMAC-SHA256, ristretto255, AES-256-GCM, ChaCha20-Poly1305 */
@@ -57,8 +71,8 @@ extern "C" {
 #define TSHI_UV_PUT(place, value) __atomic_store_n((place), (value), __ATOMIC_SEQ_CST)
 
 /* 1 s and 1 ms in ns, the unit of all times and durations of type int64_t */
-#define TSHI_UV_SECOND  INT64_C(1000000000)
-#define TSHI_UV_MS      INT64_C(1000000)
+#define TSHI_UV_SECOND INT64_C(1000000000)
+#define TSHI_UV_MS     INT64_C(1000000)
 
 enum {
     TSHI_UV_OPS = 64, /* most operations in flight in one group; a tsh_comm has the same limit */
@@ -94,10 +108,9 @@ typedef struct tshi_uv_head {
     uint64_t group, /* id of the group */
         /* seq: number of the collective in its group, or of the message among those from its sender
          * to its receiver */
-        seq,
-        digest, bytes; /* digest: hash of the call, 0: a message; bytes: size of the payload */
-    int64_t count;     /* collective: tsh_coll.count; message: its number of elements */
-    int32_t tag;       /* tag of a message; 0: a collective */
+        seq, digest, bytes; /* digest: hash of the call, 0: a message; bytes: size of the payload */
+    int64_t count;          /* collective: tsh_coll.count; message: its number of elements */
+    int32_t tag;            /* tag of a message; 0: a collective */
     uint8_t kind,      /* tsh_coll_kind; TSH_RECV: a "clear", which lets the peer send a message */
         dtype, pad[6]; /* dtype: tsh_dtype of a message, 0 for a collective; pad: zeros */
     uint32_t check;    /* CRC32C of all fields above; 0: the connection has no checksums */
@@ -173,6 +186,55 @@ typedef struct tshi_uv_fifo {
     unsigned first, used;          /* position of the oldest entry; number of entries */
 } tshi_uv_fifo;
 
+/* Each rank has a segment of shared memory, which only it writes and which the ranks of its host
+ * map read-only. It begins with a tshi_uv_shm_segment; then come, for each group, a row for each
+ * connection of the rank: counters on a page of their own, and a ring, a circular buffer of bytes
+ * for the peer (>>uv-shm). */
+enum {
+    TSHI_UV_SHM_GROUPS = 128,    /* most groups of a rank that use shared memory */
+    TSHI_UV_SHM_PAGE = 4096,     /* bytes of a row before its ring */
+    TSHI_UV_SHM_SIZE = 1 << 30,  /* bytes of a segment, most of them without memory behind them */
+    TSHI_UV_SHM_PIECE = 32 << 10 /* most bytes copied before the peer is told of them */
+};
+
+/* Where the rows of one group are in a segment. Atomic; written by the segment's owner. */
+typedef struct tshi_uv_shm_entry {
+    uint64_t id;     /* id of the group; 0: the entry is free */
+    uint64_t offset; /* offset of the group's first row in the segment */
+    uint64_t closed; /* 1: the owner has closed the group */
+} tshi_uv_shm_entry;
+
+typedef struct tshi_uv_shm_segment {
+    uint64_t sleeps; /* atomic: odd while the owner's thread sleeps; grows with each sleep */
+    char apart[56];  /* so that `sleeps` has a cache line of its own */
+    tshi_uv_shm_entry group[TSHI_UV_SHM_GROUPS]; /* [0]: the world's group */
+    /* [r]: atomic: 1: the owner has mapped the segment of world rank r, and has rows for it */
+    unsigned char near[TSHI_UV_RANKS];
+} tshi_uv_shm_segment;
+
+/* What this rank knows of the segment of a rank of this host, or of its own. */
+typedef struct tshi_uv_near {
+    char *base;    /* where the segment is mapped; NULL: it is not */
+    int bell;      /* eventfd that wakes the rank's thread; -1: none */
+    uint64_t rung; /* the value of `sleeps` for which this rank rang the bell last */
+} tshi_uv_near;
+
+/* The two rings of a data connection in shared memory. Positions count the bytes of a ring since
+ * its beginning; byte n is at offset n % size. */
+typedef struct tshi_uv_pipe {
+    char *out;      /* ring for bytes to the peer; NULL: the connection uses its socket */
+    const char *in; /* ring for bytes from the peer */
+    int64_t size;   /* bytes of each ring */
+    /* sent: end of the bytes in `out`; taken: beginning of those in `in` that are still needed.
+     * Both are in this rank's segment, and atomic */
+    int64_t *sent, *taken;
+    const int64_t *peer_sent, *peer_taken; /* the peer's counters of the same names */
+    const tshi_uv_shm_entry *theirs;       /* the group's entry in the peer's segment */
+    int64_t seen_sent, seen_taken;         /* what this rank has read there last */
+    int64_t wrote, read;                   /* positions of the next byte to write, and to read */
+    int64_t payload; /* position at which the payload of the frame that is being read begins */
+} tshi_uv_pipe;
+
 /* A data connection to one peer of a group. A pair of ranks has two, one for collectives and one
  * for messages, so that neither kind blocks the other. A message is sent only after its receiver
  * has sent a "clear", a header of kind RECV without payload. Otherwise a message that nobody
@@ -203,7 +265,8 @@ typedef struct tshi_uv_link {
     /* control thread: since when written bytes do not arrive (peer_got does not grow and is less
      * than wrote); 0: they arrive */
     int64_t stalled_since;
-    uv_poll_t *poll; /* watches fd for the caller's thread; NULL until that first sleeps */
+    uv_poll_t *poll;   /* watches fd for the caller's thread; NULL until that first sleeps */
+    tshi_uv_pipe pipe; /* the connection's rings in shared memory, if it has any */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
@@ -230,6 +293,7 @@ struct tshi_uv_group {
     /* TCP port on which each member listens for this group; 0: the one in its peer->address */
     int *ports;
     int linked; /* atomic: 1 once all connections are made and the caller's thread may use them */
+    int whole;  /* 1: all members share memory with each other */
 };
 
 /* What client and server tell each other in the handshake of a connection. Both prove that they
@@ -394,10 +458,11 @@ typedef struct tshi_uv_peer {
 
 /* What a connection is for. */
 typedef enum tshi_uv_purpose {
-    TSHI_UV_JOIN,    /* a rank joins the world: its control connection with rank 0 */
-    TSHI_UV_CONTROL, /* a control connection between two other ranks */
-    TSHI_UV_DATA,    /* a data connection for the collectives of a group */
-    TSHI_UV_MESSAGES /* a data connection for SEND and RECV in a group */
+    TSHI_UV_JOIN,     /* a rank joins the world: its control connection with rank 0 */
+    TSHI_UV_CONTROL,  /* a control connection between two other ranks */
+    TSHI_UV_DATA,     /* a data connection for the collectives of a group */
+    TSHI_UV_MESSAGES, /* a data connection for SEND and RECV in a group */
+    TSHI_UV_SHARE     /* a Unix socket over which two ranks of one host exchange segments */
 } tshi_uv_purpose;
 
 /* The state of a handshake: the first four are the client's, the others the server's. */
@@ -409,7 +474,9 @@ typedef enum tshi_uv_phase {
     TSHI_UV_AWAITS_HELLO,    /* the server hello is sent, and the client hello awaited */
     /* the client hello has arrived; its proof is checked once rank 0's address table has, too */
     TSHI_UV_HAS_HELLO,
-    TSHI_UV_REPLIES /* the reply is being sent */
+    TSHI_UV_REPLIES, /* the reply is being sent */
+    TSHI_UV_SHARES   /* client or server of a SHARE: the handshake is over, the other's segment is
+                        awaited */
 } tshi_uv_phase;
 
 /* Ephemeral keys of a server, which no client has answered yet. */
@@ -460,6 +527,7 @@ struct tsh_uv_world {
     int rank, size, spins;
     int64_t timeout, heartbeat; /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
     int64_t notice;             /* tsh_uv_desc.notice, in ns */
+    int shm;                    /* 1: shared memory is used within a host (TSHARD_SHM) */
     int checksum; /* checksums on data connections: 1: on all, -1: on none, 0: if not loopback */
     int encrypt;  /* encrypted connections: 1: all, -1: none, 0: with a key, those not loopback */
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
@@ -473,11 +541,16 @@ struct tsh_uv_world {
     const char *host_from;        /* name of the field or variable that gave host, for errors */
     int port;                     /* TCP port of rank 0 */
     tsh_logger logger;
+    /* by world rank: segments of shared memory; while the world forms, the control thread's */
+    tshi_uv_near *near;
+    int segment;                       /* descriptor of this rank's own segment, -1: none */
+    int shm_sizes[TSHI_UV_SHM_GROUPS]; /* ranks of the group of each entry of that segment */
 
     /* The fields below are used by the caller's thread. */
     uv_loop_t loop;
     uv_timer_t timer;       /* ends the sleep of `loop` at a given time */
     uv_async_t wake_caller; /* the control thread uses it to end the sleep of `loop` */
+    uv_poll_t *bell;        /* watches this rank's bell, which ranks of this host ring; or NULL */
     int open;               /* number of groups that are not closed yet */
     /* waits: number of waits of 20 ms or more so far; ids: number of splits of groups so far */
     uint64_t waits, ids;
@@ -506,14 +579,16 @@ struct tsh_uv_world {
     /* The fields below are used by the control thread. */
     uv_thread_t thread;
     uv_loop_t control;
-    uv_prepare_t turn;       /* calls tshi_uv_on_turn each time before the loop `control` sleeps */
-    uv_timer_t tick;         /* ends the sleep of `control` at a given time */
-    uv_async_t wake_control; /* the caller's thread uses it to end the sleep of `control` */
-    uv_poll_t *listening;    /* watches listener; NULL: no listener, or accepting is paused */
-    int listener,            /* listening socket; -1: none */
+    uv_prepare_t turn;        /* calls tshi_uv_on_turn each time before the loop `control` sleeps */
+    uv_timer_t tick;          /* ends the sleep of `control` at a given time */
+    uv_async_t wake_control;  /* the caller's thread uses it to end the sleep of `control` */
+    uv_poll_t *listening;     /* watches listener; NULL: no listener, or accepting is paused */
+    uv_poll_t *shm_listening; /* watches shm_listener; NULL: the same */
+    int shm_listener; /* Unix socket on which ranks of this host ask for the segment; -1: none */
+    int listener,     /* listening socket; -1: none */
         /* tabled: 1: rank 0's address table is known; told_ready: 1: READY is sent */
-        tabled, told_ready,
-        insecure, keyed; /* insecure: 1: other hosts need no key; keyed: 1: a key is given */
+        tabled, told_ready, insecure,
+        keyed;           /* insecure: 1: other hosts need no key; keyed: 1: a key is given */
     char bind_host[256]; /* TSHARD_BIND, or the address of TSHARD_INTERFACE; "": none */
     tshi_uv_address own; /* address on which this rank listens */
     tshi_uv_address address[TSHI_UV_ADDRESSES]; /* addresses of rank 0's host */

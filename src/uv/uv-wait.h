@@ -3,7 +3,7 @@
 /* Waiting. A rank that waits moves data, polls for a short time, then sleeps */
 /* in libuv. After 20 ms the control thread reports to the coordinator what   */
 /* the rank waits for, to find cycles (>>uv-cycle). A timeout is an error.    */
-/* Needs: >>uv-flow.                                                          */
+/* Needs: >>uv-advance.                                                       */
 /* ========================================================================== */
 
 /* ms after which a wait is reported to the coordinator; ms of the longest sleep */
@@ -126,7 +126,8 @@ static void tshi_uv_watch_links(tsh_uv_world *world) {
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
         for (int i = 0; i < 2 * group->size; i++) {
             tshi_uv_link *link = &group->link[i];
-            int want = still || !group->active ? 0 : link->want; /* libuv events to watch */
+            /* libuv events to watch; in shared memory a bell is rung instead */
+            int want = still || !group->active || link->pipe.out ? 0 : link->want;
             /* if not 0, the control thread tells the peer that this rank waits (AWAIT) */
             TSHI_UV_PUT(&link->awaits, want & UV_READABLE);
             if (want == link->polled || link->fd < 0) continue; /* no change, or not connected */
@@ -170,11 +171,26 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE); /* sleeps, handles events */
 }
 
+/* Pauses between two polls. On every 32nd, or on each if some ranks are reached by sockets or there
+ * are more ranks than cores, offers the core to another thread: the awaited rank may share it. */
+static void tshi_uv_pause(const tsh_uv_world *world, int spins) {
+    if (!world->world_group->whole || world->spins < 32 || spins % 32 == 0) {
+        (void)sched_yield();
+        return;
+    }
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause(); /* frees the core's resources for its other hardware thread */
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
 /* Waits until op is complete or, if op is NULL, until the group is connected; or until the world
  * fails. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
+    int asleep = 0;           /* 1: the ranks of this host are told that this one sleeps */
     int spins = 0, turns = 0; /* spins: rounds without progress in a row; turns: all rounds */
     wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
     for (;;) {
@@ -184,11 +200,15 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
         if (moved) {
             spins = 0;
         } else if (spins++ < world->spins) { /* polls a little before it sleeps */
-            (void)sched_yield();             /* the awaited rank may share this core */
-        } else {
+            tshi_uv_pause(world, spins);
+            continue;
+        } else if (asleep) { /* still nothing, after it was said that this rank sleeps */
             tshi_uv_nap(&wait);
         }
+        asleep = !moved && !asleep;
+        tshi_uv_shm_sleeps(world, asleep);
     }
+    tshi_uv_shm_sleeps(world, 0);
     if (wait.noted) tshi_uv_unblock(world);
     return tshi_uv_failed(world);
 }

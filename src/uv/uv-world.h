@@ -15,14 +15,18 @@ static int tshi_uv_world_alloc(tsh_uv_world *world) {
     world->search = (tshb_coll_search *)calloc(n, sizeof *world->search);
     /* 1: id of the world's group */
     world->world_group = tshi_uv_group_new(world, 1, world->rank, world->size);
-    if (!world->peer || !world->members || !world->search || !world->world_group) return 0;
+    world->near = (tshi_uv_near *)calloc(n, sizeof *world->near);
+    if (!world->peer || !world->members || !world->search || !world->world_group || !world->near)
+        return 0;
     for (int r = 0; r < world->size; r++) {
         world->peer[r].world = world;
         world->peer[r].rank = r;
         world->peer[r].fd = -1;
+        world->near[r].bell = -1;
         world->peer[r].blocked.member = world->members + (size_t)r * n;
         world->world_group->ranks[r] = r;
     }
+    world->shm_sizes[0] = world->size;
     world->blocked.member = world->members + n * n; /* the last list is for this rank */
     return 1;
 }
@@ -148,6 +152,27 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
 }
 
+/* Callback when this rank's bell rings: that ends its sleep. Empties the bell. */
+static void tshi_uv_bell_event(uv_poll_t *poll, int status, int events) {
+    uint64_t count;
+    (void)status;
+    (void)events;
+    if (read(*(const int *)poll->data, &count, sizeof count) < 0) return; /* it was empty */
+}
+
+/* Called once the world is complete: lets the ranks of this host share memory. */
+static void tshi_uv_begin(tsh_uv_world *world) {
+    tshi_uv_near *own = &world->near[world->rank];
+    tshi_uv_count_local(world);
+    tshi_uv_shm_link(world->world_group);
+    if (own->base)
+        world->bell = tshi_uv_watch(&world->loop, own->bell, UV_READABLE, &own->bell,
+                                    tshi_uv_bell_event);
+    if (own->base && !world->bell)
+        tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_MEMORY, world->rank,
+                             "rank %d: no memory to watch for ranks of its host", world->rank);
+}
+
 /* Waits until the world has formed or failed. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_await_world(tsh_uv_world *world, tsh_error *error) {
     tsh_result failed;
@@ -175,6 +200,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
                  : tsh_error_set(error, TSH_ERR_MEMORY, world->rank,
                                  "rank %d: no memory for its world", world->rank);
     opened = result == TSH_OK && tshi_uv_open_loops(world, error) == TSH_OK;
+    if (opened) tshi_uv_shm_open(world);
     if (!opened || tshi_uv_start_control(world, error) != TSH_OK) {
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
@@ -189,7 +215,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
     if (result != TSH_OK)
         tsh_comm_close(out); /* ends the control thread; frees the world */
     else
-        tshi_uv_count_local(world);
+        tshi_uv_begin(world);
     return result;
 }
 
@@ -213,6 +239,7 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
         return TSH_ERR_MEMORY;
     }
     world->logger = desc->logger;
+    world->segment = world->shm_listener = -1; /* none yet */
     world->crc_wide = tshi_uv_crc_is_wide();
     if (!world->crc_wide) tshi_uv_crc_tables(world->crc_table);
     if (!tshi_uv_fill_standard())
@@ -291,3 +318,4 @@ TSH_API int(tsh_uv_run)(const tsh_uv_desc *uv, const tsh_desc *desc,
 #undef TSHI_UV_DAMAGED_TEXT
 #undef TSHI_UV_CHECK_OF
 #undef TSHI_UV_WIDE
+#undef TSHI_UV_SHM

@@ -1,5 +1,5 @@
-/* Collectives over TCP on 127.0.0.1, one process per rank: bench_comm_uv RANKS, then the commands
- * of ranks_bench.h. */
+/* Collectives between processes of one host, one per rank, in shared memory or, with TSHARD_SHM=0,
+ * over TCP on 127.0.0.1: bench_comm_uv RANKS, then the commands of ranks_bench.h. */
 #define TSHARD_IMPLEMENTATION
 #include "../../backends/tshard_uv.h"
 #include "ranks_bench.h"

@@ -78,8 +78,8 @@ def sources(static=False):
     found = {"bench_gemm": ([gemm, gemm_bf16, cores], "bench_gemm.c", CC,
                             threads + openmp() + blis),
              "bench_kernels": ([kernels], "bench_kernels.c", CC, ["-lm"]),
-             "bench_comm_threads": ([comm], "bench_comm_threads.c", CC, threads),
-             "bench_comm_uv": ([comm_tcp], "bench_comm_uv.c", CC, tcp + threads),
+             "bench_comm_threads": ([comm, comm_shm], "bench_comm_threads.c", CC, threads),
+             "bench_comm_uv": ([comm_tcp, comm_shm], "bench_comm_uv.c", CC, tcp + threads),
              "peer_sockets": ([comm_tcp], "peer_sockets.c", CC, []),
              "bench_step": ([gpt2, scaling, cores], "bench_step.c", CC, threads + openmp()),
              "bench_limit": ([gpt2], "bench_limit.c", CC, threads + blis),
@@ -92,9 +92,9 @@ def sources(static=False):
              "peer_run": ([small], "peer_run.c", [CC[0], "-std=c99", "-Ofast", "-march=native"],
                           ["-lm"])}
     if shutil.which("mpicc"):
-        found["peer_mpi"] = ([comm, comm_tcp], "peer_mpi.c", ["mpicc"] + CC[1:], [])
+        found["peer_mpi"] = ([comm, comm_tcp, comm_shm], "peer_mpi.c", ["mpicc"] + CC[1:], [])
     if os.path.exists("/usr/include/gloo/allreduce.h"):
-        found["peer_gloo"] = ([comm_tcp], "peer_gloo.cc", CXX, ["-lgloo", "-pthread"])
+        found["peer_gloo"] = ([comm_tcp, comm_shm], "peer_gloo.cc", CXX, ["-lgloo", "-pthread"])
     return found
 
 
@@ -362,10 +362,23 @@ def comm_tcp(args):
     programs = [("ours", ours), ("limit", args.programs["peer_sockets"]),
                 ("gloo", args.programs["peer_gloo"])]
     for parts, ranks in ((2, "2"), (1, "4")) if ours else ():
-        commands = [(who, [program, ranks]) for who, program in programs if program]
+        commands = [(who, ["env", "TSHARD_SHM=0", program, ranks])
+                    for who, program in programs if program]
         commands += mpi(args, "openmpi_tcp", ranks, "--mca", "btl", "self,tcp",
                         "--mca", "btl_tcp_if_include", "lo")
         yield from turns_of(share(args, parts), "tcp", ranks,
+                            ["allreduce", "allgather", "reduce_scatter"], 64 * MIB, commands)
+
+
+def comm_shm(args):
+    """Collectives between processes that share memory, against threads, gloo and Open MPI's."""
+    ours = args.programs["bench_comm_uv"]
+    programs = [("ours", ours), ("threads", args.programs["bench_comm_threads"]),
+                ("gloo", args.programs["peer_gloo"])]
+    for parts, ranks in ((2, "2"), (1, "4")) if ours else ():
+        commands = [(who, [program, ranks]) for who, program in programs if program]
+        commands += mpi(args, "openmpi_shm", ranks, "--mca", "btl", "self,vader")
+        yield from turns_of(share(args, parts), "shm", ranks,
                             ["allreduce", "allgather", "reduce_scatter"], 64 * MIB, commands)
 
 
@@ -429,14 +442,16 @@ def figures_of(name):
         return {"plain": 0.9}
     if name.startswith("kernel_"):
         return {"limit": 0.5 if FUNCTIONS.match(name) else 0.75}
-    row = re.match(r"[a-z_]+_tcp_(\d+)_(\w+)$", name)
+    row = re.match(r"[a-z_]+_(tcp|shm)_(\d+)_(\w+)$", name)
     if not row:
         return {}
-    size = {text: size for size, text in SIZES.items()}[row[2]]
+    size = {text: size for size, text in SIZES.items()}[row[3]]
+    if row[1] == "shm":
+        return {"threads": 0.8 if size >= 16 * KIB else 0.5, "gloo": 5, "openmpi_shm": 1}
     figures = {"gloo": 2 if size >= MIB else 1}
     if size >= 256 * KIB:
         figures["openmpi_tcp"] = 1
-    if size == 4 and row[1] == "2":
+    if size == 4 and row[2] == "2":
         figures["openmpi_tcp"] = 1 / 1.5
     return figures
 
@@ -1132,8 +1147,8 @@ def write(rows):
 
 def main():
     # seconds that each may take
-    parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, nanogpt: 150, gpt2: 420,
-             scaling: 40, replicas: 50, model: 30, llama: 300, smollm2: 40,
+    parts = {gemm: 50, gemm_bf16: 40, kernels: 35, comm: 20, comm_tcp: 40, comm_shm: 40,
+             nanogpt: 150, gpt2: 420, scaling: 40, replicas: 50, model: 30, llama: 300, smollm2: 40,
              small: 30, load: 100}
     asked = {cores: 400}  # only with --only
     full = bool(os.environ.get("FULL"))

@@ -896,6 +896,7 @@ static void test_variables(void **state) {
         {"TSHARD_HEARTBEAT", seconds, all, {"10s", ".5", "0,5", "1000000001"}},
         {"TSHARD_CHECKSUM", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_ENCRYPT", "0 or 1", all, {"no", "false", "off", "2"}},
+        {"TSHARD_SHM", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", first, {"yes", "true", "11", "1 0"}},
     };

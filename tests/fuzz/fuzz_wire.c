@@ -181,7 +181,7 @@ static void wire_open(wire *w, unsigned how) {
     world->timeout = 20 * INT64_C(1000000000);
     world->heartbeat = world->notice = 10 * INT64_C(1000000000);
     world->keyed = 1;
-    world->listener = -1;
+    world->listener = world->shm_listener = world->segment = -1;
     world->logger.log = wire_log;
     world->logger.user = w;
     tshi_uv_crc_tables(world->crc_table);

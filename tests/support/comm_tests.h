@@ -446,11 +446,11 @@ static void test_leave(void **state) {
 /* Rank 1 closes with a request that it has not waited for. The message is a long one: over TCP a
  * short one may be complete by then. */
 static void careless_rank(job *j) {
-    static float x[MAX_RANKS][100000];
+    static float x[MAX_RANKS][400000];
     float y = 0;
     tsh_req req;
     int done = 0;
-    tsh_result result = tsh_allreduce_start(&j->comm, x[j->rank], 100000, TSH_F32, TSH_SUM, &req);
+    tsh_result result = tsh_allreduce_start(&j->comm, x[j->rank], 400000, TSH_F32, TSH_SUM, &req);
     if (j->rank == 1) {
         CHECK(result == TSH_OK);
         sleep_ms(20); /* the others start, too */

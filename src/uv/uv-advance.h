@@ -1,0 +1,66 @@
+/* ========================================================================== */
+/* >>uv-advance                                  MARK: - uv-advance (private) */
+/* Moves all bytes that can be moved now, on all connections of all groups.   */
+/* Needs: >>uv-shm-flow.                                                      */
+/* ========================================================================== */
+
+/* Copies messages that this rank sends to itself from send to recv. Returns 1 if there were any. */
+static int tshi_uv_meet(tshi_uv_link *link) {
+    int moved = 0;
+    for (; link->in.used && link->out.used; moved = 1) {
+        tshi_uv_op *to = tshi_uv_first(link->group, &link->in);    /* the operation that receives */
+        tshi_uv_op *from = tshi_uv_first(link->group, &link->out); /* the operation that sends */
+        tshi_uv_head sent = tshi_uv_message_head(from, 0);
+        tshi_uv_head wanted = tshi_uv_message_head(to, 1);
+        if (!tshi_uv_fits(&sent, &wanted)) {
+            tshi_uv_unfit(link, &sent, &wanted, link->peer, link->peer);
+            return 0;
+        }
+        if (sent.bytes) memmove(to->coll.recv, from->coll.send, (size_t)sent.bytes);
+        /* marks both frames as complete, the one sent and the one received */
+        to->in[link->peer].head = from->out[link->peer].head = sizeof sent;
+        tshi_uv_frame_done(to, &link->in);
+        tshi_uv_frame_done(from, &link->out);
+    }
+    return moved;
+}
+
+/* Reads once from a connection, by its socket or in shared memory: see tshi_uv_read_once. */
+static int tshi_uv_read_link(tshi_uv_link *link) {
+    return link->pipe.out ? tshi_uv_shm_read(link) : tshi_uv_read_once(link);
+}
+
+/* Writes once to a connection. Returns 0 if nothing could be written. */
+static int tshi_uv_write_link(tshi_uv_link *link) {
+    return link->pipe.out ? tshi_uv_shm_write(link) : tshi_uv_write_once(link);
+}
+
+/* Sends and receives all that is possible now on one connection. Returns 0 if no byte was moved. */
+static int tshi_uv_move_link(tshi_uv_link *link) {
+    int moved = 0, got;
+    link->want = 0; /* libuv events to wait for, set below: none yet */
+    if (!link->in.used && !link->out.used && !link->clears.used) return 0;
+    /* messages from this rank to itself are copied, not sent */
+    if (link->peer == link->group->rank) return tshi_uv_meet(link);
+    if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
+        do {
+            got = tshi_uv_read_link(link);
+            moved |= got;
+        } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
+    }
+    if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
+    while (!(link->want & UV_WRITABLE) && tshi_uv_write_link(link)) moved = 1;
+    return moved;
+}
+
+/* Sends and receives all bytes that can be moved now, in all groups. Returns 0 if none were. */
+static int tshi_uv_advance(tsh_uv_world *world) {
+    int moved = 0;
+    for (tshi_uv_group *group = world->groups; group; group = group->next) {
+        for (int i = 0; group->active && i < 2 * group->size; i++) { /* idle groups are skipped */
+            if (TSHI_UV_GET(&world->halted)) return 0;               /* an error was reported */
+            moved |= tshi_uv_move_link(&group->link[i]);
+        }
+    }
+    return moved;
+}

@@ -1,0 +1,318 @@
+/* ========================================================================== */
+/* >>uv-shm                                          MARK: - uv-shm (private) */
+/* Shared memory between ranks of one host: segments, rows, rings, bells.     */
+/* A segment is a memfd: it has no name, and ends with its last process.      */
+/* Its size is sealed, and rows have memory before use: no access can fail.   */
+/* A rank writes to its own segment only, and never to another's memory.      */
+/* Needs: >>uv-socket.                                                        */
+/* ========================================================================== */
+
+static tshi_uv_shm_segment *tshi_uv_segment_of(const tsh_uv_world *world, int rank) {
+    return (tshi_uv_shm_segment *)(void *)world->near[rank].base; /* NULL: it is not mapped */
+}
+
+/* Returns the bytes of a ring in a group of `size` ranks: less in a larger group. */
+static int64_t tshi_uv_shm_ring(int size) {
+    int64_t bytes = 256 << 10;
+    while (bytes > 16 << 10 && bytes * size > 2 << 20) bytes /= 2;
+    return bytes;
+}
+
+/* Returns the offset of row i of a group's rows, of `size` ranks; i as in group->link. */
+static int64_t tshi_uv_shm_row(int size, int i) {
+    return (TSHI_UV_SHM_PAGE + tshi_uv_shm_ring(size)) * i;
+}
+
+/* Returns the offset in a segment of its first row. */
+static int64_t tshi_uv_shm_begin(void) {
+    return ((int64_t)sizeof(tshi_uv_shm_segment) / TSHI_UV_SHM_PAGE + 1) * TSHI_UV_SHM_PAGE;
+}
+
+#if TSHI_UV_SHM
+#if !defined(__cplusplus)
+extern long syscall(long number, ...); /* hidden under -std=c99, as are the functions called here */
+#endif
+
+/* The system's numbers: MFD_CLOEXEC | MFD_ALLOW_SEALING; F_ADD_SEALS, F_GET_SEALS; F_SEAL_SEAL |
+ * F_SEAL_SHRINK | F_SEAL_GROW. */
+enum { TSHI_UV_MFD = 3, TSHI_UV_ADD_SEALS = 1033, TSHI_UV_GET_SEALS = 1034, TSHI_UV_SEALS = 7 };
+
+/* Puts memory behind n bytes of this rank's segment. Returns 0 if the system refuses (errno). Does
+ * so in pieces, since a signal makes the system undo what it has begun. */
+static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
+    const int64_t piece = 256 << 10;
+    for (int64_t now; n > 0; offset += now, n -= now) {
+        long failed;
+        now = tshi_uv_min(n, piece);
+        do {
+            failed = syscall(SYS_fallocate, (long)world->segment, 0L, (long)offset, (long)now);
+        } while (failed && errno == EINTR);
+        if (failed) return 0;
+    }
+    return 1;
+}
+
+/* Makes this rank's segment and bell. Returns 0 if the system refuses (errno). */
+static int tshi_uv_shm_create(tsh_uv_world *world) {
+    tshi_uv_near *own = &world->near[world->rank];
+    struct rlimit limit;
+    void *base;
+    /* a file above the limit would raise SIGXFSZ */
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < (rlim_t)TSHI_UV_SHM_SIZE) {
+        errno = EFBIG;
+        return 0;
+    }
+    world->segment = (int)syscall(SYS_memfd_create, "tshard", (long)TSHI_UV_MFD);
+    if (world->segment < 0 || ftruncate(world->segment, TSHI_UV_SHM_SIZE) != 0 ||
+        fcntl(world->segment, TSHI_UV_ADD_SEALS, (int)TSHI_UV_SEALS) != 0 ||
+        !tshi_uv_shm_reserve(world, 0, tshi_uv_shm_begin()))
+        return 0;
+    own->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    base = own->bell < 0 ? MAP_FAILED
+                         : mmap(NULL, TSHI_UV_SHM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                world->segment, 0);
+    if (base != MAP_FAILED) own->base = (char *)base;
+    return base != MAP_FAILED;
+}
+
+/* Maps the segment of a rank of this host. Takes over both descriptors: its segment and bell.
+ * Returns 0 if that failed (errno). */
+static int tshi_uv_shm_map(tsh_uv_world *world, int rank, int fds[2]) {
+    tshi_uv_near *near = &world->near[rank];
+    struct stat info;
+    void *base = MAP_FAILED;
+    int seals = fcntl(fds[0], TSHI_UV_GET_SEALS);
+    if (near->base) { /* the peer asks again, as its first attempt failed */
+        tshi_uv_close_fd(&fds[0]);
+        tshi_uv_close_fd(&fds[1]);
+        return 1;
+    }
+    errno = EINVAL;
+    if (seals >= 0 && (seals & TSHI_UV_SEALS) == TSHI_UV_SEALS && fstat(fds[0], &info) == 0 &&
+        info.st_size == TSHI_UV_SHM_SIZE)
+        base = mmap(NULL, TSHI_UV_SHM_SIZE, PROT_READ, MAP_SHARED, fds[0], 0);
+    (void)tshi_uv_give_up(fds[0]); /* the mapping needs it no longer; keeps errno */
+    if (base == MAP_FAILED) {
+        (void)tshi_uv_give_up(fds[1]);
+        return 0;
+    }
+    near->base = (char *)base;
+    near->bell = fds[1];
+    return 1;
+}
+
+static void tshi_uv_shm_unmap(tshi_uv_near *near) {
+    if (near->base) (void)munmap(near->base, TSHI_UV_SHM_SIZE);
+    near->base = NULL;
+    tshi_uv_close_fd(&near->bell);
+}
+#else
+static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
+    (void)world, (void)offset, (void)n;
+    return 0; /* never called: this system has no segments */
+}
+
+static int tshi_uv_shm_create(tsh_uv_world *world) {
+    (void)world;
+    errno = ENOSYS;
+    return 0;
+}
+
+static void tshi_uv_shm_unmap(tshi_uv_near *near) {
+    (void)near;
+}
+#endif
+
+/* Says once that this rank does without shared memory, and why. */
+static void tshi_uv_shm_without(tsh_uv_world *world, const char *what) {
+    if (world->shm)
+        tsh_log_message(&world->logger,
+                        "rank %d uses TCP within its host, as it cannot %s: %s (TSHARD_SHM=0 does "
+                        "without shared memory)",
+                        world->rank, what, tshi_uv_why(errno));
+    world->shm = 0;
+}
+
+/* Makes this rank's segment, if settings and system allow it. */
+static void tshi_uv_shm_open(tsh_uv_world *world) {
+    tshi_uv_near *own = &world->near[world->rank];
+    tshi_uv_shm_segment *segment;
+    if (!TSHI_UV_SHM || !world->shm) return;
+    if (!tshi_uv_shm_create(world)) {
+        tshi_uv_shm_without(world, "make shared memory");
+        tshi_uv_shm_unmap(own);
+        tshi_uv_close_fd(&world->segment);
+        return;
+    }
+    segment = tshi_uv_segment_of(world, world->rank);
+    segment->group[0].id = 1; /* id of the world's group */
+    segment->group[0].offset = (uint64_t)tshi_uv_shm_begin();
+}
+
+static void tshi_uv_shm_end(tsh_uv_world *world) { /* Unmaps all segments. */
+    for (int r = 0; world->near && r < world->size; r++) tshi_uv_shm_unmap(&world->near[r]);
+    tshi_uv_close_fd(&world->segment);
+    free(world->near);
+}
+
+/* Wakes the thread of a rank of this host, if it sleeps: once per sleep. */
+static void tshi_uv_shm_wake(tsh_uv_world *world, int rank) {
+    tshi_uv_near *near = &world->near[rank];
+    const uint64_t one = 1, sleeps = TSHI_UV_GET(&tshi_uv_segment_of(world, rank)->sleeps);
+    if (!(sleeps & 1) || sleeps == near->rung) return;
+    near->rung = sleeps;
+    if (write(near->bell, &one, sizeof one) < 0) near->rung = 0; /* rings again next time */
+}
+
+/* Says in this rank's segment that its thread is about to sleep (1), or is awake (0). Whoever
+ * writes for it looks here after writing; so it must look for such bytes after saying that it
+ * sleeps. */
+static void tshi_uv_shm_sleeps(const tsh_uv_world *world, int asleep) {
+    tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
+    if (own && (int)(own->sleeps & 1) != asleep) TSHI_UV_PUT(&own->sleeps, own->sleeps + 1);
+}
+
+/* Returns 1 if world ranks a and b have mapped each other's segments, as seen by this rank, which
+ * has mapped both. */
+static int tshi_uv_shm_pair(const tsh_uv_world *world, int a, int b) {
+    tshi_uv_shm_segment *of_a = tshi_uv_segment_of(world, a), *of_b = tshi_uv_segment_of(world, b);
+    return of_a && of_b && TSHI_UV_GET(&of_a->near[b]) && TSHI_UV_GET(&of_b->near[a]);
+}
+
+/* Returns the entry of a group in the segment of a world rank; NULL: there is none. */
+static tshi_uv_shm_entry *tshi_uv_shm_find(const tsh_uv_world *world, int rank, uint64_t id) {
+    tshi_uv_shm_segment *segment = tshi_uv_segment_of(world, rank);
+    for (int i = 0; segment && i < TSHI_UV_SHM_GROUPS; i++)
+        if (TSHI_UV_GET(&segment->group[i].id) == id) return &segment->group[i];
+    return NULL;
+}
+
+/* Puts memory behind the rows for member m of a group, whose rows begin at `offset` of this rank's
+ * segment. Returns 0 if there is none. */
+static int tshi_uv_shm_rows(const tsh_uv_world *world, int64_t offset, int size, int m) {
+    for (int i = m; i < 2 * size; i += size) { /* for collectives, for messages */
+        int64_t at = offset + tshi_uv_shm_row(size, i);
+        if (!tshi_uv_shm_reserve(world, at, tshi_uv_shm_row(size, 1))) return 0;
+        memset(world->near[world->rank].base + at, 0, TSHI_UV_SHM_PAGE); /* the counters */
+    }
+    return 1;
+}
+
+/* Frees the entries of groups that this rank and all that share memory with it have closed. Returns
+ * a free entry, NULL: none. */
+static tshi_uv_shm_entry *tshi_uv_shm_free_entry(const tsh_uv_world *world) {
+    tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
+    tshi_uv_shm_entry *found = NULL;
+    for (int i = TSHI_UV_SHM_GROUPS - 1; i > 0; i--) {
+        tshi_uv_shm_entry *entry = &own->group[i];
+        int open = !entry->closed;
+        for (int r = 0; entry->id && !open && r < world->size; r++) {
+            const tshi_uv_shm_entry *its = tshi_uv_shm_find(world, r, entry->id);
+            open = its && !TSHI_UV_GET(&its->closed);
+        }
+        if (!open) TSHI_UV_PUT(&entry->id, 0);
+        if (!entry->id) found = entry;
+    }
+    return found;
+}
+
+/* Returns the lowest offset in this rank's segment at which n bytes are free; 0: none. */
+static int64_t tshi_uv_shm_gap(const tsh_uv_world *world, const int *sizes, int64_t n) {
+    const tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
+    int64_t at = tshi_uv_shm_begin();
+    for (int i = 0; i < TSHI_UV_SHM_GROUPS; i++) {
+        int64_t from = (int64_t)own->group[i].offset;
+        int64_t to = from + tshi_uv_shm_row(sizes[i], 2 * sizes[i]);
+        if (!own->group[i].id || at >= to || at + n <= from) continue;
+        at = to; /* they overlap: tries behind this group, from the first entry on */
+        i = -1;
+    }
+    return at + n <= TSHI_UV_SHM_SIZE ? at : 0;
+}
+
+/* Gives a new group rows in this rank's segment, before its connections are made: so each member
+ * finds the rows of those that it is connected to. Without rows the group uses TCP. */
+static void tshi_uv_shm_publish(tshi_uv_group *group) {
+    tsh_uv_world *world = group->world;
+    tshi_uv_shm_entry *entry;
+    int64_t offset;
+    int wanted = 0;
+    for (int m = 0; m < group->size; m++)
+        wanted += m != group->rank && tshi_uv_shm_pair(world, world->rank, group->ranks[m]);
+    if (!wanted) return;
+    entry = tshi_uv_shm_free_entry(world);
+    if (!entry) return;
+    offset = tshi_uv_shm_gap(world, world->shm_sizes,
+                             tshi_uv_shm_row(group->size, 2 * group->size));
+    for (int m = 0; offset && m < group->size; m++)
+        if (m != group->rank && tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
+            !tshi_uv_shm_rows(world, offset, group->size, m)) {
+            tshi_uv_shm_without(world, "share memory with a new group");
+            offset = 0;
+        }
+    if (!offset) return;
+    world->shm_sizes[entry - tshi_uv_segment_of(world, world->rank)->group] = group->size;
+    entry->offset = (uint64_t)offset;
+    entry->closed = 0;
+    TSHI_UV_PUT(&entry->id, group->id);
+}
+
+/* Sets up the rings of one connection, row i of both ranks' rows (mine, theirs). */
+static void tshi_uv_shm_pipe(tshi_uv_group *group, int i, const tshi_uv_shm_entry *mine,
+                             const tshi_uv_shm_entry *theirs) {
+    tsh_uv_world *world = group->world;
+    tshi_uv_link *link = &group->link[i];
+    tshi_uv_pipe *pipe = &link->pipe;
+    const int size = group->size,
+              back = i - link->peer + group->rank; /* the peer's row for this rank */
+    char *own = world->near[world->rank].base + mine->offset + tshi_uv_shm_row(size, i);
+    char *its = world->near[group->ranks[link->peer]].base + theirs->offset +
+                tshi_uv_shm_row(size, back);
+    pipe->size = tshi_uv_shm_ring(size);
+    pipe->out = own + TSHI_UV_SHM_PAGE;
+    pipe->in = its + TSHI_UV_SHM_PAGE;
+    pipe->sent = (int64_t *)(void *)own;
+    pipe->taken = (int64_t *)(void *)(own + 64); /* on a cache line of its own */
+    pipe->peer_sent = (const int64_t *)(const void *)its;
+    pipe->peer_taken = (const int64_t *)(const void *)(its + 64);
+    pipe->theirs = theirs;
+}
+
+/* Returns 1 if a group of `size` ranks may have this entry: its rows are in the segment. */
+static int tshi_uv_shm_valid(const tshi_uv_shm_entry *entry, int size) {
+    return entry && entry->offset % TSHI_UV_SHM_PAGE == 0 &&
+           entry->offset <= (uint64_t)(TSHI_UV_SHM_SIZE - tshi_uv_shm_row(size, 2 * size));
+}
+
+/* Called once a group's connections are made: those between ranks that share memory use it from
+ * here on. Both ends decide the same, as both see both entries. */
+static void tshi_uv_shm_link(tshi_uv_group *group) {
+    tsh_uv_world *world = group->world;
+    const int own = world->rank, size = group->size;
+    const tshi_uv_shm_entry *mine = tshi_uv_shm_find(world, own, group->id);
+    group->whole = tshi_uv_shm_valid(mine, size);
+    for (int m = 0; m < size; m++) {
+        int peer = group->ranks[m];
+        const tshi_uv_shm_entry *theirs = tshi_uv_shm_find(world, peer, group->id);
+        if (peer == own) continue;
+        if (!mine || !tshi_uv_shm_valid(theirs, size) || !tshi_uv_shm_pair(world, own, peer)) {
+            group->whole = 0;
+            continue;
+        }
+        tshi_uv_shm_pipe(group, m, mine, theirs);
+        tshi_uv_shm_pipe(group, size + m, mine, theirs);
+    }
+    for (int a = 0; a < size && group->whole; a++)
+        for (int b = 0; b < a; b++)
+            if (!tshi_uv_shm_pair(world, group->ranks[a], group->ranks[b])) group->whole = 0;
+}
+
+/* Says in this rank's segment that it has closed the group, and wakes those who may wait for it. */
+static void tshi_uv_shm_leave(tshi_uv_group *group) {
+    tsh_uv_world *world = group->world;
+    tshi_uv_shm_entry *mine = world->near ? tshi_uv_shm_find(world, world->rank, group->id) : NULL;
+    if (!mine) return;
+    TSHI_UV_PUT(&mine->closed, 1);
+    for (int m = 0; group->link && m < group->size; m++)
+        if (group->link[m].pipe.out) tshi_uv_shm_wake(world, group->ranks[m]);
+}
