@@ -430,6 +430,49 @@ static void bytes_are_few(void **state) {
     ranks_run_with(4, &desc, counts_bytes, NULL);
 }
 
+/* ------------------------------------------------------------------- the order of sums */
+
+enum { BLOCK = 32 };
+
+/* The changes of the three replicas are 1, large and -large: whether the 1 is lost depends on the
+ * order of the sum. Element e is in chunk e / 32. */
+static int adds_in_order(tsh_ctx *ctx, void *user) {
+    const tsh_real large = (tsh_real)(sizeof(tsh_real) == 8 ? 1e17 : 1e9);
+    const tsh_real changes[3] = {1, large, -large};
+    const tsh_linear_desc row = {.in = 3 * BLOCK, .out = 1, .bias = TSH_NO};
+    const tsh_optim_desc sgd = {.lr = 1};
+    const tsh_outer_desc desc = {.every = 1, .lr = 1, .momentum = TSH_ZERO};
+    tsh_real got[3 * BLOCK];
+    tsh_tensor *w, *c;
+    tsh_outer *outer;
+    int e;
+    (void)user;
+    tsh_add_linear(tsh_root(ctx), "a", &row);
+    w = tsh_param(tsh_root(ctx), "a.weight");
+    memset(got, 0, sizeof got);
+    CHECK_TRUE(tsh_write(ctx, w, TSH_GLOBAL, got, sizeof got) == TSH_OK);
+    outer = tsh_outer_new(tsh_root(ctx), tsh_optim_new(tsh_root(ctx), &sgd), &desc);
+    c = tsh_full(ctx, tsh_shape_of(w), (double)changes[tsh_dp(ctx)->rank]);
+    (void)tsh_backward(ctx, tsh_sum(tsh_mul(w, c), TSH_ALL, 0));
+    CHECK_TRUE(tsh_outer_step(outer) == TSH_OK);
+    CHECK_TRUE(tsh_read(ctx, w, TSH_GLOBAL, got, sizeof got) == TSH_OK);
+    for (e = 0; e < 3 * BLOCK; e++) {
+        const int k = e / BLOCK;
+        tsh_real sum = changes[(k + 1) % 3];
+        sum += changes[(k + 2) % 3];
+        sum += changes[k];
+        CHECK(got[e] == -(sum / 3), "element %d is %g", e, (double)got[e]);
+        CHECK((sum == 0) == (k > 0), "chunk %d", k);
+    }
+    return 0;
+}
+
+static void sums_have_the_documented_order(void **state) {
+    const tsh_desc desc = {.tp = 1};
+    (void)state;
+    ranks_run_with(3, &desc, adds_in_order, NULL);
+}
+
 /* ------------------------------------------------------------------- frozen parameters */
 
 static int freezes(tsh_ctx *ctx, void *user) {
@@ -577,6 +620,7 @@ int main(void) {
         cmocka_unit_test(another_tp_gives_the_same_bits),
         cmocka_unit_test(other_numbers_of_replicas),
         cmocka_unit_test(bytes_are_few),
+        cmocka_unit_test(sums_have_the_documented_order),
         cmocka_unit_test(frozen_parameters),
         cmocka_unit_test(mistakes),
         cmocka_unit_test(closed_on_the_way),
