@@ -217,9 +217,10 @@ enum { SAVED = 13 };
 
 typedef struct saving {
     tsh_outer_desc desc;
+    int tp;            /* of the run that saved */
     int loads, faults; /* faults: a step of replica 1 is skipped, for a NaN */
     char path[2 * FILES_SIZE];
-    tsh_real want[RANKS_MAX][N];
+    tsh_real want[RANKS_MAX][N]; /* of every rank of that run */
 } saving;
 
 static int goes_on(tsh_ctx *ctx, void *user) {
@@ -254,8 +255,8 @@ static int goes_on(tsh_ctx *ctx, void *user) {
             CHECK(tsh_save(tsh_root(ctx), a->path, optim) == TSH_OK, "save");
     }
     if (read_all(ctx, got)) return 1;
-    if (!a->loads && tsh_tp(ctx)->rank == 0) memcpy(a->want[dp], got, sizeof got);
-    if (a->loads) CHECK(memcmp(a->want[dp], got, sizeof got) == 0, "the same bits");
+    if (!a->loads) memcpy(a->want[tsh_world(ctx)->rank], got, sizeof got);
+    if (a->loads) CHECK(memcmp(a->want[dp * a->tp], got, sizeof got) == 0, "the same bits");
     return 0;
 }
 
@@ -273,14 +274,19 @@ static void loaded_runs_go_on(void **state) {
         for (w = 0; w < COUNT(ways); w++)
             for (faults = 0; faults < 2; faults++) {
                 const tsh_desc desc = {.tp = ways[w][1]};
+                const int ranks = ways[w][0] * ways[w][1];
+                /* under MPI, processes of their own would write to one file */
+                const ranks_place place = ranks == 1 ? RANKS_FIRST : RANKS_ANY;
                 static saving a;
                 memset(&a, 0, sizeof a);
                 a.desc = rows[i];
+                a.tp = ways[w][1];
                 a.faults = faults;
                 (void)snprintf(a.path, sizeof a.path, "%s/outer", files_here);
-                ranks_run_with(ways[w][0] * ways[w][1], &desc, goes_on, &a);
+                ranks_run_at(place, ranks, &desc, goes_on, &a);
+                ranks_share(ranks, a.want, sizeof a.want[0]);
                 a.loads = 1;
-                ranks_run_with(ways[w][0] * ways[w][1], &desc, goes_on, &a);
+                ranks_run_at(place, ranks, &desc, goes_on, &a);
             }
 }
 
@@ -294,10 +300,11 @@ static void another_tp_gives_the_same_bits(void **state) {
     a.desc.fragments = 2;
     a.desc.delay = 3;
     (void)snprintf(a.path, sizeof a.path, "%s/outer", files_here);
-    ranks_run_with(4, &two, goes_on, &a);
+    a.tp = 2;
+    ranks_run_at(RANKS_FIRST, 4, &two, goes_on, &a);
     a.loads = 1;
-    ranks_run_with(2, &one, goes_on, &a);
-    ranks_run_with(8, &four, goes_on, &a);
+    ranks_run_at(RANKS_FIRST, 2, &one, goes_on, &a);
+    ranks_run_at(RANKS_FIRST, 8, &four, goes_on, &a);
 }
 
 /* Files with another number of replicas, or without outer steps. */
@@ -343,13 +350,13 @@ static void other_numbers_of_replicas(void **state) {
     for (plain = 0; plain < 2; plain++) {
         c.saves = 1;
         c.plain = plain;
-        ranks_run_with(3, &desc, changes, &c);
+        ranks_run_at(RANKS_FIRST, 3, &desc, changes, &c);
         c.saves = 0;
         for (i = 0; i < COUNT(dp); i++) {
             c.plain = 0;
-            ranks_run_with(dp[i], &desc, changes, &c);
+            ranks_run_at(RANKS_FIRST, dp[i], &desc, changes, &c);
             c.plain = 1;
-            if (!plain) ranks_run_with(dp[i], &desc, changes, &c);
+            if (!plain) ranks_run_at(RANKS_FIRST, dp[i], &desc, changes, &c);
         }
     }
 }
@@ -421,6 +428,49 @@ static void bytes_are_few(void **state) {
     (void)state;
     ranks_run_with(2, &desc, counts_bytes, NULL);
     ranks_run_with(4, &desc, counts_bytes, NULL);
+}
+
+/* ------------------------------------------------------------------- the order of sums */
+
+enum { BLOCK = 32 };
+
+/* The changes of the three replicas are 1, large and -large: whether the 1 is lost depends on the
+ * order of the sum. Element e is in chunk e / 32. */
+static int adds_in_order(tsh_ctx *ctx, void *user) {
+    const tsh_real large = (tsh_real)(sizeof(tsh_real) == 8 ? 1e17 : 1e9);
+    const tsh_real changes[3] = {1, large, -large};
+    const tsh_linear_desc row = {.in = 3 * BLOCK, .out = 1, .bias = TSH_NO};
+    const tsh_optim_desc sgd = {.lr = 1};
+    const tsh_outer_desc desc = {.every = 1, .lr = 1, .momentum = TSH_ZERO};
+    tsh_real got[3 * BLOCK];
+    tsh_tensor *w, *c;
+    tsh_outer *outer;
+    int e;
+    (void)user;
+    tsh_add_linear(tsh_root(ctx), "a", &row);
+    w = tsh_param(tsh_root(ctx), "a.weight");
+    memset(got, 0, sizeof got);
+    CHECK_TRUE(tsh_write(ctx, w, TSH_GLOBAL, got, sizeof got) == TSH_OK);
+    outer = tsh_outer_new(tsh_root(ctx), tsh_optim_new(tsh_root(ctx), &sgd), &desc);
+    c = tsh_full(ctx, tsh_shape_of(w), (double)changes[tsh_dp(ctx)->rank]);
+    (void)tsh_backward(ctx, tsh_sum(tsh_mul(w, c), TSH_ALL, 0));
+    CHECK_TRUE(tsh_outer_step(outer) == TSH_OK);
+    CHECK_TRUE(tsh_read(ctx, w, TSH_GLOBAL, got, sizeof got) == TSH_OK);
+    for (e = 0; e < 3 * BLOCK; e++) {
+        const int k = e / BLOCK;
+        tsh_real sum = changes[(k + 1) % 3];
+        sum += changes[(k + 2) % 3];
+        sum += changes[k];
+        CHECK(got[e] == -(sum / 3), "element %d is %g", e, (double)got[e]);
+        CHECK((sum == 0) == (k > 0), "chunk %d", k);
+    }
+    return 0;
+}
+
+static void sums_have_the_documented_order(void **state) {
+    const tsh_desc desc = {.tp = 1};
+    (void)state;
+    ranks_run_with(3, &desc, adds_in_order, NULL);
 }
 
 /* ------------------------------------------------------------------- frozen parameters */
@@ -570,6 +620,7 @@ int main(void) {
         cmocka_unit_test(another_tp_gives_the_same_bits),
         cmocka_unit_test(other_numbers_of_replicas),
         cmocka_unit_test(bytes_are_few),
+        cmocka_unit_test(sums_have_the_documented_order),
         cmocka_unit_test(frozen_parameters),
         cmocka_unit_test(mistakes),
         cmocka_unit_test(closed_on_the_way),
