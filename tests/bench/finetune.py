@@ -164,8 +164,10 @@ def memory(args):
         with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="ascii") as file:
             json.dump({"bos_token": tokens[0], "eos_token": tokens[-1]}, file)
         text = os.path.join(folder, "text.txt")
-        with open(text, "w", encoding="ascii") as file:
-            file.write("the cat sat on the mat. " * 200)
+        held = os.path.join(folder, "held.txt")
+        for path, count in (text, 200), (held, 1):
+            with open(path, "w", encoding="ascii") as file:
+                file.write("the cat sat on the mat. " * count)
         flags = ["--dtype", "bf16", "--weights", "q8_0", "--batch", "1", "--context",
                  str(args.context), "--accumulate", "1", "--tp", "2", *args.flags.split()]
         plan = subprocess.run([LLM, "--model", folder, "--plan", "--finetune", text, "--lora",
@@ -173,7 +175,7 @@ def memory(args):
                               universal_newlines=True).stdout
         print(plan, end="")
         planned = float(re.search(r"at most at a time\s+\S+\s+(\S+)", plan).group(1))
-        rows, _, most, _ = tune(folder, text, folder, *flags, "--steps", "2", "--held-out", text)
+        rows, _, most, _ = tune(folder, text, folder, *flags, "--steps", "2", "--held-out", held)
         print("taken: %.2f MB, planned %.2f: %.3f; losses %s" %
               (most / 1e6, planned, most / 1e6 / planned, [row["train_loss"] for row in rows]))
 
