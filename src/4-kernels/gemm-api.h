@@ -311,8 +311,8 @@ static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, int64_t j,
  * cache.) */
 static int tshi_gemm_in_place(const tshi_gemm_job *job) {
     return job->kernel->strip && !job->stream && job->form_a == TSHI_GEMM_PAIRS &&
-           job->a.column == 1 && job->k % 32 == 0 && job->a.row % 32 == 0 && job->a.row % 2048 != 0 &&
-           (uintptr_t)job->a.data % 64 == 0;
+           job->a.column == 1 && job->k % 32 == 0 && job->a.row % 32 == 0 &&
+           job->a.row % 2048 != 0 && (uintptr_t)job->a.data % 64 == 0;
 }
 
 /* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), where m <= mc
@@ -323,7 +323,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
-    /* pack_a: 1 if the block of A is packed, 0 if it is read in place */
+    /* pairs: 1 if AMX reads A in place; pack_a: 1 if the block of A is packed, 0 if it is not */
     const int pairs = tshi_gemm_in_place(job);
     const int pack_a = !pairs && (convert_a || (job->n > 4 * nr && job->m > 1));
     /* words: number of tsh_real that a row of A or a column of B takes when packed */
