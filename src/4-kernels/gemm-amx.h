@@ -160,6 +160,23 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const 
     }
 }
 
+/* Stores the sums in tiles 0 to 3 as floats of shape (32 or 16, width), or loads them if `load` is
+ * 1. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_keep_amx(float *sums, int width, int high, int wide,
+                                             const int load) {
+#define TSHI_GEMM_KEEP(tile, at)                                                                   \
+    if (load) {                                                                                    \
+        TSHI_AMX_LOAD(tile, at, 4 * width);                                                        \
+    } else {                                                                                       \
+        TSHI_AMX_STORE(tile, at, 4 * width);                                                       \
+    }
+    TSHI_GEMM_KEEP(0, sums)
+    if (wide) { TSHI_GEMM_KEEP(1, sums + 16) }
+    if (high) { TSHI_GEMM_KEEP(2, sums + 16 * width) }
+    if (high && wide) { TSHI_GEMM_KEEP(3, sums + 16 * width + 16) }
+#undef TSHI_GEMM_KEEP
+}
+
 /* Implements tshi_gemm_kernel.pairs with AMX. A step that the tile instructions cannot read in
  * place is staged: rows or words are missing, or A's words lie column by column. */
 TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
@@ -169,10 +186,14 @@ TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int c
     const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
     const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
     const int64_t row_b = 4 * t->rsb;
-    TSHI_AMX_ZERO(0);
-    if (wide) TSHI_AMX_ZERO(1);
-    if (high) TSHI_AMX_ZERO(2);
-    if (high && wide) TSHI_AMX_ZERO(3);
+    if (t->later) {
+        tshi_gemm_keep_amx(t->kept, width, high, wide, 1);
+    } else {
+        TSHI_AMX_ZERO(0);
+        if (wide) TSHI_AMX_ZERO(1);
+        if (high) TSHI_AMX_ZERO(2);
+        if (high && wide) TSHI_AMX_ZERO(3);
+    }
     tshi_gemm_steps_amx((const char *)t->a, 4 * t->rsa, 4 * LANES * t->csa, (const char *)t->b,
                         row_b, steps, high, wide, t->walk);
     for (int64_t p = steps * LANES; p < t->k; p += LANES) {
@@ -190,11 +211,8 @@ TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int c
         tshi_gemm_steps_amx((const char *)a, 64, 0, (const char *)of_b,
                             words < LANES ? 4 * width : row_b, 1, high, wide, t->walk);
     }
-    TSHI_AMX_STORE(0, c, 4 * width);
-    if (wide) TSHI_AMX_STORE(1, c + 16, 4 * width);
-    if (high) TSHI_AMX_STORE(2, c + 16 * width, 4 * width);
-    if (high && wide) TSHI_AMX_STORE(3, c + 16 * width + 16, 4 * width);
-    tshi_gemm_tile_out_amx(t, c, rows, width);
+    tshi_gemm_keep_amx(t->more ? t->kept : c, width, high, wide, 0);
+    if (!t->more) tshi_gemm_tile_out_amx(t, c, rows, width);
 }
 
 /* Implements tshi_gemm_kernel.tile for the 32 rows of AMX's tiles: 12 rows at a time. */

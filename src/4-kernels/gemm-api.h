@@ -79,6 +79,7 @@ typedef struct tshi_product {
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* the micro-kernel, which computes the tiles of C */
     tsh_real *pack_a, *pack_b;      /* scratch memory: a packed block of A, a packed panel of B */
+    tsh_real *kept;                 /* scratch memory: see tshi_gemm_parts */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
     tsh_real alpha;                 /* factor of the product A B */
     int add;                        /* 1: D is added; 0: D is not read */
@@ -249,6 +250,7 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
         t->a = a + i * next;
         t->d = (const tsh_real *)tshi_gemm_from(job->d, i, j).data;
         t->c = direct ? (tsh_real *)tshi_gemm_from(job->c, i, j).data : NULL;
+        t->kept = job->kept + i * job->kernel->nr;
         if (direct)
             tile(t, rows, width);
         else
@@ -256,6 +258,34 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
                            tshi_gemm_from(job->c, i, j));
     }
     t->a = a;
+}
+
+/* Does what tshi_gemm_sliver does for tiles of AMX whose nr columns of B would fill an L1 cache: in
+ * parts of k, each for all rows, between which sums are kept in job->kept. They are added to in the
+ * same order as in one part. */
+static void tshi_gemm_parts(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
+                            tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
+    enum { MOST = 256 }; /* max words of a part */
+    const tshi_gemm_tile all = *t;
+    const int64_t part = tshi_gemm_even(all.k, MOST, 16);
+    for (t->k = part; all.k - (t->a - all.a) / all.csa > part; t->a += part * all.csa) {
+        const tshi_gemm_word *a = t->a;
+        t->more = 1;
+        for (int64_t i = 0; i < job->m; i += mr) {
+            t->a = a + i * next;
+            t->kept = job->kept + i * job->kernel->nr;
+            tile(t, (int)tshi_base_min(mr, job->m - i), width);
+        }
+        t->a = a;
+        t->b += part * t->rsb;
+        t->later = 1;
+    }
+    t->more = 0;
+    t->k = all.k - (t->a - all.a) / all.csa;
+    tshi_gemm_sliver(job, tile, mr, t, next, j, cols, width);
+    t->a = all.a;
+    t->k = all.k;
+    t->later = 0;
 }
 
 /* Counts `products` more multiply-adds; calls the callback after every TSHI_GEMM_INTERVAL of
@@ -267,6 +297,24 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
     job->since = 0;
 }
 
+/* Returns the cache lines to prefetch: those of the packed columns of B from j on, nr or the last
+ * ones; none if j >= n. words: words of a packed column. */
+static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, int64_t j, int64_t words) {
+    const char *const b = (const char *)(job->pack_b + (j < job->n ? j * words : 0));
+    const int64_t bytes = words * job->kernel->nr * (int64_t)sizeof(tsh_real);
+    const tshi_gemm_walk w = {b, b, b + (j < job->n ? (bytes - 1) / 64 * 64 : 0), 64, 0, 0};
+    return w;
+}
+
+/* Returns 1 if the tiles of AMX can read this job's A in place: rows of pairs of bf16 that fill
+ * whole cache lines. (If the distance of rows is a multiple of 4 KiB, they share a set of the
+ * cache.) */
+static int tshi_gemm_in_place(const tshi_gemm_job *job) {
+    return job->kernel->strip && !job->stream && job->form_a == TSHI_GEMM_PAIRS &&
+           job->a.column == 1 && job->k % 32 == 0 && job->a.row % 32 == 0 &&
+           job->a.row % 2048 != 0 && (uintptr_t)job->a.data % 64 == 0;
+}
+
 /* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), where m <= mc
  * and k is one slice. first: 1 for the first block of rows, which packs the panel; last: 1 for the
  * last block. If both are 1, all slivers of the panel (nr columns each) are packed into the same
@@ -275,13 +323,17 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
-    /* pack_a: 1 if the block of A is packed, 0 if it is read in place */
-    const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
+    /* pairs: 1 if AMX reads A in place; pack_a: 1 if the block of A is packed, 0 if it is not */
+    const int pairs = tshi_gemm_in_place(job);
+    const int pack_a = !pairs && (convert_a || (job->n > 4 * nr && job->m > 1));
     /* words: number of tsh_real that a row of A or a column of B takes when packed */
     const int64_t words = tshi_gemm_words(job->form_a, job->k);
     const int strips = kernel->strip && job->form_a >= TSHI_GEMM_PAIRS; /* 1: packs A by `strip` */
-    /* next: the same, for all of a packed row of A */
-    const int64_t next = strips ? tshi_base_ceil(words, 16) * 16 : words;
+    /* next: words from row to row of A */
+    const int64_t next = pairs     ? job->a.row / 2
+                         : !pack_a ? job->a.row
+                         : strips  ? tshi_base_ceil(words, 16) * 16
+                                   : words;
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
     const int64_t streamed = job->stream ? job->n / unit * unit : 0;
@@ -299,12 +351,13 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
     t.bf16 = kernel->tiles && tile == kernel->pairs && job->c.dtype == TSH_BF16;
     t.walk = &walk;
+    t.later = t.more = 0;
     t.k = words;
     t.alpha = job->alpha;
     t.add = job->add;
     t.rsd = job->d.row;
     t.rsc = job->c.row;
-    t.rsa = !pack_a ? job->a.row : strips ? 16 : 1;
+    t.rsa = !pack_a ? next : strips ? 16 : 1;
     t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
     if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows: B is streamed */
@@ -313,7 +366,8 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.rsb = job->b.row;
         t.csb = job->b.column;
-        walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
+        walk = first ? tshi_gemm_next(job, pack_b ? j + nr : job->n)
+                     : tshi_gemm_next_packed(job, j + nr, words);
         if (pack_b || cols < width) { /* B is packed, not read in place */
             tsh_real *sliver = job->pack_b + (only ? 0 : j * words);
             const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
@@ -323,7 +377,10 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.rsb = width;
             t.csb = 1;
         }
-        tshi_gemm_sliver(job, tile, mr, &t, pack_a ? next : job->a.row, j, cols, width);
+        if (strips)
+            tshi_gemm_parts(job, tile, mr, &t, next, j, cols, width);
+        else
+            tshi_gemm_sliver(job, tile, mr, &t, next, j, cols, width);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
 }
@@ -438,14 +495,19 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
     return csc != 1 && rsc == 1; /* C's columns are contiguous, its rows are not */
 }
 
-/* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, rounded
- * up to a multiple of 16, which is 64 bytes or more. */
+/* Returns the number of tsh_real that tshi_gemm_parts needs. */
+static int64_t tshi_gemm_kept_size(const tshi_gemm_kernel *kernel, int64_t m) {
+    return kernel->strip ? tshi_base_min(kernel->mc, m + kernel->mr) * kernel->nr : 0;
+}
+
+/* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, and
+ * tshi_gemm_parts after it, rounded up to a multiple of 16, which is 64 bytes or more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     /* a row of A takes 16 words, or more */
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) *
                           tshi_base_min(tshi_gemm_slice_words(kernel, 1), k < 16 ? 16 : k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
-    return tshi_base_ceil(block > few ? block : few, 16) * 16;
+    return tshi_base_ceil((block > few ? block : few) + tshi_gemm_kept_size(kernel, m), 16) * 16;
 }
 
 /* Returns how many bytes of scratch memory, aligned to 64, one tshi_gemm_run needs: for a packed
@@ -535,6 +597,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_pr
     job.kernel = kernel;
     job.pack_a = (tsh_real *)scratch;
     job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, x.m, x.k);
+    job.kept = job.pack_b - tshi_gemm_kept_size(kernel, x.m) / 16 * 16;
     job.m = x.m;
     job.n = x.n;
     job.k = x.k;
