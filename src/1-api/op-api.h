@@ -470,8 +470,8 @@ typedef struct tsh_chunks_desc {
  *   Gradients flow to x and to whatever else fn reads, such as the head's weights, 16 tensors at
  * most (else TSH_ERR_UNSUPPORTED). They are computed at once, with each chunk, so that nothing is
  * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
- * fn that is trained. fn must not end the step or call tsh_backward. Within tsh_no_grad_begin
- * nothing is kept.
+ * fn that is trained. fn must not end the step or call tsh_backward, and ends what it begins
+ * (tsh_scope_begin, tsh_no_grad_begin). Within tsh_no_grad_begin nothing is kept.
  *   x and target are replicated along their rows. Collectives: those of fn, for each chunk. */
 TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
                                        const tsh_chunks_desc *desc);

@@ -153,12 +153,18 @@ static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
     tshi_node *outer = ctx->tape.newest; /* the newest call on the tape outside of the chunks */
     tshi_block *scratch = NULL;
     tsh_tensor *x, *target, *y;
+    const int depth = ctx->depth, no_grad = ctx->tape.no_grad;
     ctx->tape.newest = NULL; /* starts an empty tape */
     tsh_scope_begin(ctx);    /* its end releases all tensors of the chunk */
     x = tsh_slice(c->x, 0, at, n);
     target = x ? tsh_slice(c->target, 0, at, n) : NULL;
     y = target ? c->desc->fn(x, target, c->desc->user) : NULL;
-    if (tshi_chunks_check(c, y)) {
+    if (ctx->depth != depth + 1 || ctx->tape.no_grad != no_grad) {
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_loss_in_chunks: fn begins more than it ends, or ends more than it "
+                       "begins, of tsh_scope_begin and tsh_no_grad_begin");
+        ctx->tape.no_grad = no_grad;
+    } else if (tshi_chunks_check(c, y)) {
         const int64_t count = tsh_local_numel(y);
         const void *losses = tshi_kernel_packed(y, &scratch);
         for (int64_t i = 0; i < count && losses; i++)
@@ -167,7 +173,7 @@ static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
         if (losses) tshi_chunks_back(c, y);
     }
     tshi_tape_walk(ctx); /* releases the calls that no backward has released */
-    tsh_scope_end(ctx);
+    while (ctx->depth > depth) tsh_scope_end(ctx);
     ctx->tape.newest = outer;
 }
 

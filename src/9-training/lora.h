@@ -28,11 +28,22 @@ static TSHI_COLD int tshi_lora_check_desc(tsh_ctx *ctx, const tsh_lora_desc *des
     if (desc->part_count < 0 || (desc->part_count && !desc->parts))
         return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "tsh_lora: part_count is %d, parts %s",
                                desc->part_count, desc->parts ? "are given" : "is NULL");
-    for (int i = 0; i < desc->part_count; i++)
-        if (!desc->parts[i].name || !*desc->parts[i].name || desc->parts[i].length < 0)
+    if (desc->dtype && (!tshi_dtype_exists(desc->dtype) || !tshi_dtype_computes(desc->dtype)))
+        return tshi_error_zero(ctx, TSH_ERR_DTYPE,
+                               "tsh_lora: A and B are %s, bf16 or f16, not dtype %d",
+                               tshi_dtype_name(TSH_REAL), (int)desc->dtype);
+    for (int i = 0; i < desc->part_count; i++) {
+        const tsh_lora_part *part = &desc->parts[i];
+        if (!part->name || !*part->name || strchr(part->name, '.') || part->length < 0)
             return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
-                                   "tsh_lora: part %d has no name, or %lld features", i,
-                                   (long long)desc->parts[i].length);
+                                   "tsh_lora: part %d has no name, a dot in it, or %lld features",
+                                   i, (long long)part->length);
+        for (int k = 0; k < i; k++)
+            if (strcmp(part->name, desc->parts[k].name) == 0)
+                return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                                       "tsh_lora: parts %d and %d are both \"%.64s\"", k, i,
+                                       part->name);
+    }
     return 1;
 }
 
@@ -55,10 +66,39 @@ static tshi_adapter *tshi_lora_find(const tsh_module *m, const char *name) {
     return adapter;
 }
 
+/* Checks that the parts of an adapter have names that are free below the layer m, and as many
+ * output features as m, and that no path is too long. Returns 0 and an error if not. */
+static TSHI_COLD int tshi_lora_check_parts(const tsh_module *m, const tsh_lora_desc *desc) {
+    const int64_t outs = m->param[0]->dim[m->reversed];
+    int64_t sum = 0; /* output features of the parts so far */
+    size_t longest = 0;
+    for (int i = 0; i < desc->part_count; i++) {
+        const tsh_lora_part *part = &desc->parts[i];
+        const size_t length = strlen(part->name) + 1;
+        if (length > longest) longest = length;
+        for (int k = 0; k < TSHI_MODULE_PARAMS; k++)
+            if (m->param[k] && strcmp(m->param_name[k], part->name) == 0)
+                return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
+                                       "tsh_lora: part %d is \"%.64s\", which is a parameter of "
+                                       "\"%s\"",
+                                       i, part->name, m->path);
+        sum = part->length > INT64_MAX - sum ? INT64_MAX : sum + part->length;
+    }
+    if (desc->part_count && sum != outs)
+        return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_lora: the parts have %lld output features, \"%s\" has %lld",
+                               (long long)sum, m->path, (long long)outs);
+    /* 32: ".lora_A." and what tshi_module_add keeps for the names of parameters */
+    if (strlen(m->path) + longest + strlen(tshi_lora_name(desc)) + 32 > TSH_PATH_SIZE)
+        return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_lora: the name \"%.64s\" below \"%.64s\" makes a path of %d "
+                               "characters or more",
+                               tshi_lora_name(desc), m->path, TSH_PATH_SIZE);
+    return 1;
+}
+
 /* Checks that the layer m can get an adapter. Returns 0 and an error if not. */
 static TSHI_COLD int tshi_lora_check_layer(const tsh_module *m, const tsh_lora_desc *desc) {
-    const int64_t outs = m->param[0]->dim[m->reversed];
-    int64_t sum = 0; /* output features of all parts */
     if (m->ctx->pipeline)
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_lora: a pipeline has dealt \"%s\" to its stages; call tsh_lora "
@@ -74,12 +114,7 @@ static TSHI_COLD int tshi_lora_check_layer(const tsh_module *m, const tsh_lora_d
                                "tsh_lora: the adapter \"%.64s\" is merged into \"%s\"; first call "
                                "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
                                m->adapter->name, m->path);
-    for (int i = 0; i < desc->part_count; i++) sum += desc->parts[i].length;
-    if (desc->part_count && sum != outs)
-        return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_lora: the parts have %lld output features, \"%s\" has %lld",
-                               (long long)sum, m->path, (long long)outs);
-    return 1;
+    return tshi_lora_check_parts(m, desc);
 }
 
 /* Fails because the pattern matches no linear layer. */

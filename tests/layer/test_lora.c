@@ -717,7 +717,10 @@ static void adapters_are_read_and_written_as_by_peft(void **state) {
 /* --------------------------------------------------------------------- mistakes */
 
 static int refuses(tsh_ctx *ctx, void *user) {
-    static const tsh_lora_part wrong[] = {{"a", 3}, {"b", 4}}, unnamed[] = {{NULL, 3}};
+    static const tsh_lora_part wrong[] = {{"a", 3}, {"b", 4}}, unnamed[] = {{NULL, 3}},
+                               same[] = {{"a", 3}, {"a", 3}}, taken[] = {{"weight", 3}, {"b", 3}},
+                               huge[] = {{"a", INT64_MAX}, {"b", INT64_MAX}};
+    static char name[2 * TSH_PATH_SIZE];
     const tsh_embedding_desc table = {.count = 7, .dim = 32};
     const tsh_linear_desc d = {.in = 32, .out = 6};
     tsh_module *root = tsh_root(ctx), *layer = tsh_add_linear(root, "layer", &d);
@@ -752,7 +755,25 @@ static int refuses(tsh_ctx *ctx, void *user) {
     lora.part_count = 1;
     CHECK_TRUE(tsh_lora(root, "layer", &lora) == TSH_ERR_ARGUMENT);
     CHECK_SAYS(TSH_ERR_ARGUMENT, "part 0 has no name");
+    lora.part_count = 2;
+    lora.parts = same;
+    CHECK_TRUE(tsh_lora(root, "layer", &lora) == TSH_ERR_ARGUMENT);
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "parts 0 and 1 are both \"a\"");
+    lora.parts = taken;
+    CHECK_TRUE(tsh_lora(root, "layer", &lora) == TSH_ERR_ARGUMENT);
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "part 0 is \"weight\", which is a parameter of \"layer\"");
+    lora.parts = huge;
+    CHECK_TRUE(tsh_lora(root, "layer", &lora) == TSH_ERR_ARGUMENT);
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "the parts have 9223372036854775807 output features");
     lora.part_count = 0;
+    lora.dtype = TSH_Q8_0;
+    CHECK_TRUE(tsh_lora(root, "layer", &lora) == TSH_ERR_DTYPE);
+    CHECK_SAYS(TSH_ERR_DTYPE, "tsh_lora: A and B are f");
+    lora.dtype = TSH_DTYPE_DEFAULT;
+    lora.name = (const char *)memset(name, 'n', sizeof name - 1);
+    CHECK_TRUE(tsh_lora(root, "layer", &lora) == TSH_ERR_ARGUMENT);
+    CHECK_SAYS(TSH_ERR_ARGUMENT, "makes a path of");
+    lora.name = NULL;
     CHECK(tsh_forward(layer, x) != NULL, "recorded");
     CHECK_TRUE(tsh_lora(root, "layer", &lora) == TSH_ERR_STATE);
     CHECK_SAYS(TSH_ERR_STATE, "tsh_lora: ops are recorded that use \"layer.weight\"");

@@ -1,5 +1,5 @@
 /* examples/llm/encoder.h: the mean of a text's vectors is that of the text alone, in a batch of
- * unequal lengths and of more texts than the model was made for; what is out of range is refused. */
+ * unequal lengths and of more texts than the model was made for; others are refused. */
 #include "../../tshard.h"
 #include "../../backends/tshard_threads.h"
 #include "../support/ranks.h"

@@ -361,6 +361,25 @@ static tsh_tensor *ends(tsh_tensor *x, tsh_tensor *target, void *user) {
     return x;
 }
 
+static tsh_tensor *begins_a_scope(tsh_tensor *x, tsh_tensor *target, void *user) {
+    (void)target, (void)user;
+    tsh_scope_begin(tsh_ctx_of(x));
+    return tsh_mul(x, x);
+}
+
+static tsh_tensor *ends_a_scope(tsh_tensor *x, tsh_tensor *target, void *user) {
+    tsh_ctx *ctx = tsh_ctx_of(x);
+    (void)target, (void)user;
+    tsh_scope_end(ctx);
+    return x;
+}
+
+static tsh_tensor *stops_recording(tsh_tensor *x, tsh_tensor *target, void *user) {
+    (void)target, (void)user;
+    tsh_no_grad_begin(tsh_ctx_of(x));
+    return tsh_mul(x, x);
+}
+
 static tsh_tensor *itself(tsh_tensor *x, tsh_tensor *target, void *user) {
     (void)target, (void)user;
     return x;
@@ -394,6 +413,17 @@ static int mistakes(tsh_ctx *ctx, void *user) {
     desc.fn = ends;
     CHECK_TRUE(!tsh_loss_in_chunks(x, t, &desc));
     CHECK_SAYS(TSH_ERR_STATE, "tsh_step_end");
+    desc.fn = begins_a_scope;
+    CHECK_TRUE(!tsh_loss_in_chunks(x, t, &desc));
+    CHECK_SAYS(TSH_ERR_STATE, "fn begins more than it ends");
+    desc.fn = stops_recording;
+    CHECK_TRUE(!tsh_loss_in_chunks(x, t, &desc));
+    CHECK_SAYS(TSH_ERR_STATE, "fn begins more than it ends");
+    tsh_no_grad_begin(ctx); /* else the scope has recorded calls, which is an error of its own */
+    desc.fn = ends_a_scope;
+    CHECK_TRUE(!tsh_loss_in_chunks(x, t, &desc));
+    CHECK_SAYS(TSH_ERR_STATE, "fn begins more than it ends");
+    tsh_no_grad_end(ctx);
     desc.fn = itself;
     if (tsh_tp(ctx)->size > 1) {
         CHECK_TRUE(!tsh_loss_in_chunks(s, t, &desc));
