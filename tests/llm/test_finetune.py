@@ -374,6 +374,10 @@ def mistakes_are_refused(folder):
     refused(learner, 2, "--pp is for", "--prompt", "a", "--pp", "2")
     refused(learner, 1, "--pp 3: the model has 2 layers", *run, "--pp", "3")
     refused(learner, 2, "has --save-every", *run, "--resume")
+    scaled = Learner(os.path.join(folder, "scaled"))
+    models.write(scaled.model, models.load("phi3_longrope"))
+    refused(scaled, 1, "a --context of at most 64 here, not 65", *text, *out, "--pp", "2",
+            "--context", "65")
     refused(learner, 2, "a probability", *run, "--lora", "4", "--lora-dropout", "1")
     refused(learner, 2, "--merge is for", *run, "--merge")
     refused(learner, 1, "give --lora", *run, "--weights", "q8_0")
