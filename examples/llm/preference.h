@@ -40,11 +40,14 @@ static double prefer_measure(tune_rank *t, tsh_tensor *vectors, int64_t i) {
     return chosen - tsh_item(t->ctx, prefer_answer(t, vectors, prefer_pairs(t) + i));
 }
 
-/* A `judge` of tune_rank: keeps what the model says as that of q. */
+/* A `judge` of tune_rank: keeps what the model says as that of q. Returns 0, for the backward of a
+ * pipeline a loss that no parameter has a part in. */
 static tsh_tensor *prefer_keep(tune_rank *t, tsh_tensor *vectors) {
+    if (!t->zero) t->zero = tsh_requires_grad(tsh_keep(tsh_zeros(t->ctx, tsh_shape0())), 1);
     for (int64_t i = 0; i < prefer_pairs(t) && tsh_ok(t->ctx); i++)
         if (prefer_document(t, i) >= 0) *prefer_reference(t, i) = prefer_measure(t, vectors, i);
-    return tsh_zeros(t->ctx, tsh_shape0());
+    t->weight = 1;
+    return t->training ? tsh_neg(t->zero) : t->zero;
 }
 
 /* Before `count` batches are run: with adapters, computes log q of their answers. Returns 0 after an
@@ -63,7 +66,11 @@ LLM_API int prefer_begin(tune_rank *t, int (*take)(tune_rank *t), int64_t count)
         tune_checkpoint(root, 0);
     else
         tsh_no_grad_begin(t->ctx);
-    tune_forward(t, take, prefer_keep, count);
+    if (exact && t->training)
+        tune_backward(t, take, prefer_keep); /* a pipeline without gradients would round inputs */
+    else
+        tune_forward(t, take, prefer_keep, count);
+    if (t->zero) tsh_zero_grad(t->zero);
     if (exact)
         tune_checkpoint(root, t->set->recompute);
     else

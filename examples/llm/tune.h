@@ -90,9 +90,10 @@ typedef struct tune_rank {
      * document, if there are no adapters; else NULL, and difference: of the pairs of all batches
      * that are next, one after the other. */
     double *reference, *difference;
-    int32_t *text; /* the sample: the prompt and what was generated */
-    int64_t count; /* its number of tokens */
-    int64_t next;  /* the token after them */
+    tsh_tensor *zero; /* a 0 that requires a gradient, or NULL; the ctx frees it */
+    int32_t *text;    /* the sample: the prompt and what was generated */
+    int64_t count;    /* its number of tokens */
+    int64_t next;     /* the token after them */
     int64_t parameters, trained;
 } tune_rank;
 

@@ -173,10 +173,6 @@ static int tune_read(tune_job *job) {
     d->desc.unpacked = 1; /* a row has one preference */
     d->train.rows = d->train.count;
     d->held.rows = d->held.count;
-    if (s->lora && s->pp > 1 && (job->weights_name || job->config->gguf))
-        return tune_refuse(job,
-                           "--pp: preferences are learnt on weights of 8 or 4 bits and GGUF files "
-                           "without a pipeline only; leave --pp out, or give a folder and --dtype");
     if (s->evaluate && (!s->adapter || s->merge))
         return tune_refuse(job,
                            "%s has preferences, for which an adapter is compared with the model "

@@ -26,11 +26,18 @@ CONTEXT = 32
 class Learner:
     """A small llama with a token for each letter, and files to learn from."""
 
-    def __init__(self, folder, layers=2):
+    def __init__(self, folder, layers=2, wide=False):
+        """wide: rows are multiples of 32, as blocks of 8 bits want."""
         self.folder = folder
         self.model = os.path.join(folder, "model")
         model = models.load("llama")
         model["config"]["num_hidden_layers"] = layers
+        if wide:
+            model["config"].update(hidden_size=64, intermediate_size=96, num_attention_heads=2,
+                                   num_key_value_heads=2, head_dim=32)
+            sizes = {48: 64, 24: 64, 44: 96}
+            model["tensors"] = {name: [sizes.get(size, size) for size in shape]
+                                for name, shape in model["tensors"].items()}
         for name, shape in list(model["tensors"].items()):
             for i in range(2, layers if ".layers.1." in name else 0):
                 model["tensors"][name.replace(".1.", ".%d." % i)] = shape
@@ -137,25 +144,36 @@ def adapters_learn_the_same_at_every_degree(folder):
     check(losses[-1] < losses[0] - 0.2, losses)
 
 
+def same_bits_of_stages(learner, data, *more):
+    more = (*more, "--accumulate", "4", "--max-new", "8", "--tp", "1")
+    told = []
+    for stages in "1234":
+        done = learner.llm(*learner.flags(data, stages, *more, "--pp", stages))
+        check(done.returncode == 0, more, stages, done.stderr)
+        told.append([line for line in done.stdout.split("\n") if "/s" not in line and
+                     not line.startswith(("wrote", "ranks"))])
+        check(learner.bits(stages) == learner.bits("1"), more, stages, "other bits")
+        check(told[0] == told[-1], more, stages, told)
+    for stages in "1234":
+        shutil.rmtree(learner.path(stages))
+
+
 def stages_learn_the_same_bits(folder):
     """No weight is shared by two stages: a pipeline gives the bits of one rank that runs the same
     micro-batches, and writes the same sample, model and adapter."""
     learner = Learner(folder, layers=4)
     dropout = ("--lora", "4", "--lora-dropout", "0.1")
-    for data, more in ((learner.text, ()), (learner.text, (*dropout, "--dtype", "bf16")),
-                       (learner.chats, ("--template", "chatml", "--context", "96")),
-                       (learner.pairs, ("--lora", "4"))):
-        more = (*more, "--accumulate", "4", "--max-new", "8", "--tp", "1")
-        told = []
-        for out, stages in (("one", 1), ("two", 2), ("three", 3), ("four", 4)):
-            done = learner.llm(*learner.flags(data, out, *more, "--pp", str(stages)))
-            check(done.returncode == 0, more, stages, done.stderr)
-            told.append([line for line in done.stdout.split("\n") if "/s" not in line and
-                         not line.startswith(("wrote", "ranks"))])
-            check(learner.bits(out) == learner.bits("one"), more, stages, "other bits")
-            check(told[0] == told[-1], more, stages, told)
-        for out in ("one", "two", "three", "four"):
-            shutil.rmtree(learner.path(out))
+    same_bits_of_stages(learner, learner.text)
+    same_bits_of_stages(learner, learner.text, *dropout, "--dtype", "bf16")
+    same_bits_of_stages(learner, learner.chats, "--template", "chatml", "--context", "96")
+    same_bits_of_stages(learner, learner.pairs, "--lora", "4")
+    same_bits_of_stages(learner, learner.pairs)
+
+
+def stages_of_8_bits_learn_the_same_bits(folder):
+    learner = Learner(folder, layers=4, wide=True)
+    same_bits_of_stages(learner, learner.text, "--lora", "4", "--weights", "q8_0")
+    same_bits_of_stages(learner, learner.pairs, "--lora", "4", "--weights", "q8_0", "--recompute")
 
 
 def a_state_goes_on_at_another_degree(folder):
@@ -333,9 +351,11 @@ def mistakes_are_refused(folder):
     refused(learner, 2, "exclude each other", *run, "--steps", "1", "--epochs", "1")
     refused(learner, 2, "--pp is for", "--prompt", "a", "--pp", "2")
     refused(learner, 1, "--pp 3: the model has 2 layers", *run, "--pp", "3")
-    refused(learner, 1, "leave --pp out", "--finetune", learner.pairs, *out, "--context", "32",
-            "--lora", "4", "--weights", "q8_0", "--pp", "2")
     refused(learner, 2, "has --save-every", *run, "--resume")
+    scaled = Learner(os.path.join(folder, "scaled"))
+    models.write(scaled.model, models.load("phi3_longrope"))
+    refused(scaled, 1, "a --context of at most 64 here, not 65", *text, *out, "--pp", "2",
+            "--context", "65")
     refused(learner, 2, "a probability", *run, "--lora", "4", "--lora-dropout", "1")
     refused(learner, 2, "--merge is for", *run, "--merge")
     refused(learner, 1, "give --lora", *run, "--weights", "q8_0")
@@ -381,7 +401,8 @@ def an_adapter_of_another_model_is_refused(folder):
 
 
 TESTS = [all_weights_learn_the_same_at_every_degree, adapters_learn_the_same_at_every_degree,
-         stages_learn_the_same_bits, a_state_goes_on_at_another_degree,
+         stages_learn_the_same_bits, stages_of_8_bits_learn_the_same_bits,
+         a_state_goes_on_at_another_degree,
          bf16_adapters_begin_as_the_model, preferences_are_learnt,
          packed_rows_learn_what_single_ones_do, chats_end,
          a_killed_run_goes_on, adapters_are_written_and_read, evaluation_is_that_of_the_logits,
