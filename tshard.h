@@ -1871,8 +1871,8 @@ typedef struct tsh_chunks_desc {
  *   Gradients flow to x and to whatever else fn reads, such as the head's weights, 16 tensors at
  * most (else TSH_ERR_UNSUPPORTED). They are computed at once, with each chunk, so that nothing is
  * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
- * fn that is trained. fn must not end the step or call tsh_backward. Within tsh_no_grad_begin
- * nothing is kept.
+ * fn that is trained. fn must not end the step or call tsh_backward, and ends what it begins
+ * (tsh_scope_begin, tsh_no_grad_begin). Within tsh_no_grad_begin nothing is kept.
  *   x and target are replicated along their rows. Collectives: those of fn, for each chunk. */
 TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
                                        const tsh_chunks_desc *desc);
@@ -9426,6 +9426,9 @@ typedef struct tshi_gemm_tile {
     int64_t rsc;          /* row stride of C, in elements of its dtype */
     int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
+    /* `pairs` of a kernel with `tiles` may compute a tile in parts of k, which add to one sum: */
+    float *kept;          /* sums of the parts before this one, of shape (rows, cols) */
+    int later, more;      /* later 1: the sums begin with `kept`; more 1: they go there, not to C */
     tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
 } tshi_gemm_tile;
 
@@ -11144,6 +11147,23 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const 
     }
 }
 
+/* Stores the sums in tiles 0 to 3 as floats of shape (32 or 16, width), or loads them if `load` is
+ * 1. */
+TSHI_AMX TSHI_INLINE void tshi_gemm_keep_amx(float *sums, int width, int high, int wide,
+                                             const int load) {
+#define TSHI_GEMM_KEEP(tile, at)                                                                   \
+    if (load) {                                                                                    \
+        TSHI_AMX_LOAD(tile, at, 4 * width);                                                        \
+    } else {                                                                                       \
+        TSHI_AMX_STORE(tile, at, 4 * width);                                                       \
+    }
+    TSHI_GEMM_KEEP(0, sums)
+    if (wide) { TSHI_GEMM_KEEP(1, sums + 16) }
+    if (high) { TSHI_GEMM_KEEP(2, sums + 16 * width) }
+    if (high && wide) { TSHI_GEMM_KEEP(3, sums + 16 * width + 16) }
+#undef TSHI_GEMM_KEEP
+}
+
 /* Implements tshi_gemm_kernel.pairs with AMX. A step that the tile instructions cannot read in
  * place is staged: rows or words are missing, or A's words lie column by column. */
 TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
@@ -11153,10 +11173,14 @@ TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int c
     const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
     const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
     const int64_t row_b = 4 * t->rsb;
-    TSHI_AMX_ZERO(0);
-    if (wide) TSHI_AMX_ZERO(1);
-    if (high) TSHI_AMX_ZERO(2);
-    if (high && wide) TSHI_AMX_ZERO(3);
+    if (t->later) {
+        tshi_gemm_keep_amx(t->kept, width, high, wide, 1);
+    } else {
+        TSHI_AMX_ZERO(0);
+        if (wide) TSHI_AMX_ZERO(1);
+        if (high) TSHI_AMX_ZERO(2);
+        if (high && wide) TSHI_AMX_ZERO(3);
+    }
     tshi_gemm_steps_amx((const char *)t->a, 4 * t->rsa, 4 * LANES * t->csa, (const char *)t->b,
                         row_b, steps, high, wide, t->walk);
     for (int64_t p = steps * LANES; p < t->k; p += LANES) {
@@ -11174,11 +11198,8 @@ TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int c
         tshi_gemm_steps_amx((const char *)a, 64, 0, (const char *)of_b,
                             words < LANES ? 4 * width : row_b, 1, high, wide, t->walk);
     }
-    TSHI_AMX_STORE(0, c, 4 * width);
-    if (wide) TSHI_AMX_STORE(1, c + 16, 4 * width);
-    if (high) TSHI_AMX_STORE(2, c + 16 * width, 4 * width);
-    if (high && wide) TSHI_AMX_STORE(3, c + 16 * width + 16, 4 * width);
-    tshi_gemm_tile_out_amx(t, c, rows, width);
+    tshi_gemm_keep_amx(t->more ? t->kept : c, width, high, wide, 0);
+    if (!t->more) tshi_gemm_tile_out_amx(t, c, rows, width);
 }
 
 /* Implements tshi_gemm_kernel.tile for the 32 rows of AMX's tiles: 12 rows at a time. */
@@ -11421,6 +11442,7 @@ typedef struct tshi_product {
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* the micro-kernel, which computes the tiles of C */
     tsh_real *pack_a, *pack_b;      /* scratch memory: a packed block of A, a packed panel of B */
+    tsh_real *kept;                 /* scratch memory: see tshi_gemm_parts */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
     tsh_real alpha;                 /* factor of the product A B */
     int add;                        /* 1: D is added; 0: D is not read */
@@ -11591,6 +11613,7 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
         t->a = a + i * next;
         t->d = (const tsh_real *)tshi_gemm_from(job->d, i, j).data;
         t->c = direct ? (tsh_real *)tshi_gemm_from(job->c, i, j).data : NULL;
+        t->kept = job->kept + i * job->kernel->nr;
         if (direct)
             tile(t, rows, width);
         else
@@ -11598,6 +11621,34 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
                            tshi_gemm_from(job->c, i, j));
     }
     t->a = a;
+}
+
+/* Does what tshi_gemm_sliver does for tiles of AMX whose nr columns of B would fill an L1 cache: in
+ * parts of k, each for all rows, between which sums are kept in job->kept. They are added to in the
+ * same order as in one part. */
+static void tshi_gemm_parts(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
+                            tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
+    enum { MOST = 256 }; /* max words of a part */
+    const tshi_gemm_tile all = *t;
+    const int64_t part = tshi_gemm_even(all.k, MOST, 16);
+    for (t->k = part; all.k - (t->a - all.a) / all.csa > part; t->a += part * all.csa) {
+        const tshi_gemm_word *a = t->a;
+        t->more = 1;
+        for (int64_t i = 0; i < job->m; i += mr) {
+            t->a = a + i * next;
+            t->kept = job->kept + i * job->kernel->nr;
+            tile(t, (int)tshi_base_min(mr, job->m - i), width);
+        }
+        t->a = a;
+        t->b += part * t->rsb;
+        t->later = 1;
+    }
+    t->more = 0;
+    t->k = all.k - (t->a - all.a) / all.csa;
+    tshi_gemm_sliver(job, tile, mr, t, next, j, cols, width);
+    t->a = all.a;
+    t->k = all.k;
+    t->later = 0;
 }
 
 /* Counts `products` more multiply-adds; calls the callback after every TSHI_GEMM_INTERVAL of
@@ -11609,6 +11660,24 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
     job->since = 0;
 }
 
+/* Returns the cache lines to prefetch: those of the packed columns of B from j on, nr or the last
+ * ones; none if j >= n. words: words of a packed column. */
+static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, int64_t j, int64_t words) {
+    const char *const b = (const char *)(job->pack_b + (j < job->n ? j * words : 0));
+    const int64_t bytes = words * job->kernel->nr * (int64_t)sizeof(tsh_real);
+    const tshi_gemm_walk w = {b, b, b + (j < job->n ? (bytes - 1) / 64 * 64 : 0), 64, 0, 0};
+    return w;
+}
+
+/* Returns 1 if the tiles of AMX can read this job's A in place: rows of pairs of bf16 that fill
+ * whole cache lines. (If the distance of rows is a multiple of 4 KiB, they share a set of the
+ * cache.) */
+static int tshi_gemm_in_place(const tshi_gemm_job *job) {
+    return job->kernel->strip && !job->stream && job->form_a == TSHI_GEMM_PAIRS &&
+           job->a.column == 1 && job->k % 32 == 0 && job->a.row % 32 == 0 &&
+           job->a.row % 2048 != 0 && (uintptr_t)job->a.data % 64 == 0;
+}
+
 /* Multiplies one block of A and one panel of B: C(m, n) = D + alpha A(m, k) B(k, n), where m <= mc
  * and k is one slice. first: 1 for the first block of rows, which packs the panel; last: 1 for the
  * last block. If both are 1, all slivers of the panel (nr columns each) are packed into the same
@@ -11617,13 +11686,17 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int mr = kernel->mr, nr = kernel->nr, only = first && last;
     const int convert_a = job->form_a != TSHI_GEMM_REALS, convert_b = job->form_b > TSHI_GEMM_REALS;
-    /* pack_a: 1 if the block of A is packed, 0 if it is read in place */
-    const int pack_a = convert_a || (job->n > 4 * nr && job->m > 1);
+    /* pairs: 1 if AMX reads A in place; pack_a: 1 if the block of A is packed, 0 if it is not */
+    const int pairs = tshi_gemm_in_place(job);
+    const int pack_a = !pairs && (convert_a || (job->n > 4 * nr && job->m > 1));
     /* words: number of tsh_real that a row of A or a column of B takes when packed */
     const int64_t words = tshi_gemm_words(job->form_a, job->k);
     const int strips = kernel->strip && job->form_a >= TSHI_GEMM_PAIRS; /* 1: packs A by `strip` */
-    /* next: the same, for all of a packed row of A */
-    const int64_t next = strips ? tshi_base_ceil(words, 16) * 16 : words;
+    /* next: words from row to row of A */
+    const int64_t next = pairs     ? job->a.row / 2
+                         : !pack_a ? job->a.row
+                         : strips  ? tshi_base_ceil(words, 16) * 16
+                                   : words;
     const int pack_b = convert_b || job->b.column != 1 || job->m > 2 * mr || !only;
     const int64_t unit = nr < 16 ? nr / 2 : job->form_b == TSHI_GEMM_PAIRS ? 16 : 8;
     const int64_t streamed = job->stream ? job->n / unit * unit : 0;
@@ -11641,12 +11714,13 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
     }
     t.bf16 = kernel->tiles && tile == kernel->pairs && job->c.dtype == TSH_BF16;
     t.walk = &walk;
+    t.later = t.more = 0;
     t.k = words;
     t.alpha = job->alpha;
     t.add = job->add;
     t.rsd = job->d.row;
     t.rsc = job->c.row;
-    t.rsa = !pack_a ? job->a.row : strips ? 16 : 1;
+    t.rsa = !pack_a ? next : strips ? 16 : 1;
     t.csa = pack_a ? mr : job->a.column;
     t.a = pack_a ? job->pack_a : (const tsh_real *)job->a.data;
     if (streamed > 0) tshi_gemm_streamed(job, &t, streamed); /* A has few rows: B is streamed */
@@ -11655,7 +11729,8 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
         t.b = (const tsh_real *)tshi_gemm_from(job->b, 0, j).data;
         t.rsb = job->b.row;
         t.csb = job->b.column;
-        walk = tshi_gemm_next(job, first && pack_b ? j + nr : job->n);
+        walk = first ? tshi_gemm_next(job, pack_b ? j + nr : job->n)
+                     : tshi_gemm_next_packed(job, j + nr, words);
         if (pack_b || cols < width) { /* B is packed, not read in place */
             tsh_real *sliver = job->pack_b + (only ? 0 : j * words);
             const tshi_matrix columns = tshi_gemm_transposed(tshi_gemm_from(job->b, 0, j));
@@ -11665,7 +11740,10 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
             t.rsb = width;
             t.csb = 1;
         }
-        tshi_gemm_sliver(job, tile, mr, &t, pack_a ? next : job->a.row, j, cols, width);
+        if (strips)
+            tshi_gemm_parts(job, tile, mr, &t, next, j, cols, width);
+        else
+            tshi_gemm_sliver(job, tile, mr, &t, next, j, cols, width);
         tshi_gemm_count(job, job->m * cols * job->k);
     }
 }
@@ -11780,14 +11858,19 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
     return csc != 1 && rsc == 1; /* C's columns are contiguous, its rows are not */
 }
 
-/* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, rounded
- * up to a multiple of 16, which is 64 bytes or more. */
+/* Returns the number of tsh_real that tshi_gemm_parts needs. */
+static int64_t tshi_gemm_kept_size(const tshi_gemm_kernel *kernel, int64_t m) {
+    return kernel->strip ? tshi_base_min(kernel->mc, m + kernel->mr) * kernel->nr : 0;
+}
+
+/* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, and
+ * tshi_gemm_parts after it, rounded up to a multiple of 16, which is 64 bytes or more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
     /* a row of A takes 16 words, or more */
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) *
                           tshi_base_min(tshi_gemm_slice_words(kernel, 1), k < 16 ? 16 : k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
-    return tshi_base_ceil(block > few ? block : few, 16) * 16;
+    return tshi_base_ceil((block > few ? block : few) + tshi_gemm_kept_size(kernel, m), 16) * 16;
 }
 
 /* Returns how many bytes of scratch memory, aligned to 64, one tshi_gemm_run needs: for a packed
@@ -11877,6 +11960,7 @@ static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_pr
     job.kernel = kernel;
     job.pack_a = (tsh_real *)scratch;
     job.pack_b = job.pack_a + tshi_gemm_block_size(kernel, x.m, x.k);
+    job.kept = job.pack_b - tshi_gemm_kept_size(kernel, x.m) / 16 * 16;
     job.m = x.m;
     job.n = x.n;
     job.k = x.k;
@@ -29527,11 +29611,11 @@ TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, f
         const int64_t next = e + TSHI_LOSS_RUN;
         TSHI_PREFETCH((const void *)((uintptr_t)(x + e) + AHEAD));
         TSHI_PREFETCH((const void *)((uintptr_t)(x + e) + AHEAD + 64));
-        tshi_attention_load(x + e, whole ? TSHI_BLOCK : n - e, &a, &b);
+        tshi_attention_load(x + e, whole ? (int64_t)TSHI_BLOCK : n - e, &a, &b);
         *low = _mm512_add_ps(*low, tshi_loss_exp(_mm512_sub_ps(a, m)));
         *high = _mm512_add_ps(*high, tshi_loss_exp(_mm512_sub_ps(b, m)));
         if (!whole && next >= n) continue;
-        tshi_attention_load(x + next, whole ? TSHI_BLOCK : n - next, &a, &b);
+        tshi_attention_load(x + next, whole ? (int64_t)TSHI_BLOCK : n - next, &a, &b);
         most = _mm512_max_ps(most, _mm512_max_ps(a, b));
     }
     return _mm512_reduce_max_ps(most);
@@ -30384,12 +30468,18 @@ static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
     tshi_node *outer = ctx->tape.newest; /* the newest call on the tape outside of the chunks */
     tshi_block *scratch = NULL;
     tsh_tensor *x, *target, *y;
+    const int depth = ctx->depth, no_grad = ctx->tape.no_grad;
     ctx->tape.newest = NULL; /* starts an empty tape */
     tsh_scope_begin(ctx);    /* its end releases all tensors of the chunk */
     x = tsh_slice(c->x, 0, at, n);
     target = x ? tsh_slice(c->target, 0, at, n) : NULL;
     y = target ? c->desc->fn(x, target, c->desc->user) : NULL;
-    if (tshi_chunks_check(c, y)) {
+    if (ctx->depth != depth + 1 || ctx->tape.no_grad != no_grad) {
+        (void)tsh_fail(ctx, TSH_ERR_STATE,
+                       "tsh_loss_in_chunks: fn begins more than it ends, or ends more than it "
+                       "begins, of tsh_scope_begin and tsh_no_grad_begin");
+        ctx->tape.no_grad = no_grad;
+    } else if (tshi_chunks_check(c, y)) {
         const int64_t count = tsh_local_numel(y);
         const void *losses = tshi_kernel_packed(y, &scratch);
         for (int64_t i = 0; i < count && losses; i++)
@@ -30398,7 +30488,7 @@ static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
         if (losses) tshi_chunks_back(c, y);
     }
     tshi_tape_walk(ctx); /* releases the calls that no backward has released */
-    tsh_scope_end(ctx);
+    while (ctx->depth > depth) tsh_scope_end(ctx);
     ctx->tape.newest = outer;
 }
 
@@ -37507,11 +37597,22 @@ static TSHI_COLD int tshi_lora_check_desc(tsh_ctx *ctx, const tsh_lora_desc *des
     if (desc->part_count < 0 || (desc->part_count && !desc->parts))
         return tshi_error_zero(ctx, TSH_ERR_ARGUMENT, "tsh_lora: part_count is %d, parts %s",
                                desc->part_count, desc->parts ? "are given" : "is NULL");
-    for (int i = 0; i < desc->part_count; i++)
-        if (!desc->parts[i].name || !*desc->parts[i].name || desc->parts[i].length < 0)
+    if (desc->dtype && (!tshi_dtype_exists(desc->dtype) || !tshi_dtype_computes(desc->dtype)))
+        return tshi_error_zero(ctx, TSH_ERR_DTYPE,
+                               "tsh_lora: A and B are %s, bf16 or f16, not dtype %d",
+                               tshi_dtype_name(TSH_REAL), (int)desc->dtype);
+    for (int i = 0; i < desc->part_count; i++) {
+        const tsh_lora_part *part = &desc->parts[i];
+        if (!part->name || !*part->name || strchr(part->name, '.') || part->length < 0)
             return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
-                                   "tsh_lora: part %d has no name, or %lld features", i,
-                                   (long long)desc->parts[i].length);
+                                   "tsh_lora: part %d has no name, a dot in it, or %lld features",
+                                   i, (long long)part->length);
+        for (int k = 0; k < i; k++)
+            if (strcmp(part->name, desc->parts[k].name) == 0)
+                return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
+                                       "tsh_lora: parts %d and %d are both \"%.64s\"", k, i,
+                                       part->name);
+    }
     return 1;
 }
 
@@ -37534,10 +37635,39 @@ static tshi_adapter *tshi_lora_find(const tsh_module *m, const char *name) {
     return adapter;
 }
 
+/* Checks that the parts of an adapter have names that are free below the layer m, and as many
+ * output features as m, and that no path is too long. Returns 0 and an error if not. */
+static TSHI_COLD int tshi_lora_check_parts(const tsh_module *m, const tsh_lora_desc *desc) {
+    const int64_t outs = m->param[0]->dim[m->reversed];
+    int64_t sum = 0; /* output features of the parts so far */
+    size_t longest = 0;
+    for (int i = 0; i < desc->part_count; i++) {
+        const tsh_lora_part *part = &desc->parts[i];
+        const size_t length = strlen(part->name) + 1;
+        if (length > longest) longest = length;
+        for (int k = 0; k < TSHI_MODULE_PARAMS; k++)
+            if (m->param[k] && strcmp(m->param_name[k], part->name) == 0)
+                return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
+                                       "tsh_lora: part %d is \"%.64s\", which is a parameter of "
+                                       "\"%s\"",
+                                       i, part->name, m->path);
+        sum = part->length > INT64_MAX - sum ? INT64_MAX : sum + part->length;
+    }
+    if (desc->part_count && sum != outs)
+        return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_lora: the parts have %lld output features, \"%s\" has %lld",
+                               (long long)sum, m->path, (long long)outs);
+    /* 32: ".lora_A." and what tshi_module_add keeps for the names of parameters */
+    if (strlen(m->path) + longest + strlen(tshi_lora_name(desc)) + 32 > TSH_PATH_SIZE)
+        return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
+                               "tsh_lora: the name \"%.64s\" below \"%.64s\" makes a path of %d "
+                               "characters or more",
+                               tshi_lora_name(desc), m->path, TSH_PATH_SIZE);
+    return 1;
+}
+
 /* Checks that the layer m can get an adapter. Returns 0 and an error if not. */
 static TSHI_COLD int tshi_lora_check_layer(const tsh_module *m, const tsh_lora_desc *desc) {
-    const int64_t outs = m->param[0]->dim[m->reversed];
-    int64_t sum = 0; /* output features of all parts */
     if (m->ctx->pipeline)
         return tshi_error_zero(m->ctx, TSH_ERR_STATE,
                                "tsh_lora: a pipeline has dealt \"%s\" to its stages; call tsh_lora "
@@ -37553,12 +37683,7 @@ static TSHI_COLD int tshi_lora_check_layer(const tsh_module *m, const tsh_lora_d
                                "tsh_lora: the adapter \"%.64s\" is merged into \"%s\"; first call "
                                "tsh_lora_unmerge, or tsh_lora_free to keep the sum",
                                m->adapter->name, m->path);
-    for (int i = 0; i < desc->part_count; i++) sum += desc->parts[i].length;
-    if (desc->part_count && sum != outs)
-        return tshi_error_zero(m->ctx, TSH_ERR_ARGUMENT,
-                               "tsh_lora: the parts have %lld output features, \"%s\" has %lld",
-                               (long long)sum, m->path, (long long)outs);
-    return 1;
+    return tshi_lora_check_parts(m, desc);
 }
 
 /* Fails because the pattern matches no linear layer. */

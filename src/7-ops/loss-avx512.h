@@ -28,11 +28,11 @@ TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, f
         const int64_t next = e + TSHI_LOSS_RUN;
         TSHI_PREFETCH((const void *)((uintptr_t)(x + e) + AHEAD));
         TSHI_PREFETCH((const void *)((uintptr_t)(x + e) + AHEAD + 64));
-        tshi_attention_load(x + e, whole ? TSHI_BLOCK : n - e, &a, &b);
+        tshi_attention_load(x + e, whole ? (int64_t)TSHI_BLOCK : n - e, &a, &b);
         *low = _mm512_add_ps(*low, tshi_loss_exp(_mm512_sub_ps(a, m)));
         *high = _mm512_add_ps(*high, tshi_loss_exp(_mm512_sub_ps(b, m)));
         if (!whole && next >= n) continue;
-        tshi_attention_load(x + next, whole ? TSHI_BLOCK : n - next, &a, &b);
+        tshi_attention_load(x + next, whole ? (int64_t)TSHI_BLOCK : n - next, &a, &b);
         most = _mm512_max_ps(most, _mm512_max_ps(a, b));
     }
     return _mm512_reduce_max_ps(most);
