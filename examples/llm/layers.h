@@ -174,9 +174,9 @@ LLM_API int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     return most;
 }
 
-/* Adds m->blocks, a container with the model's blocks, named "0", "1" ...: `block` is the forward of
- * each, and `add` adds its layers. What runs before the blocks is added before them, and what runs
- * after them after them: a pipeline gives the former to its first stage, the latter to its last. */
+/* Adds m->blocks, which contains the model's blocks, named "0", "1" ...; `block` is the forward of
+ * each, and `add` adds its layers. Add what runs before the blocks before them, and what runs after
+ * them later: a pipeline gives the former to its first stage, the latter to its last. */
 LLM_API void llm_add_blocks(llm_net *m, tsh_module *parent, const char *name,
                            tsh_forward_fn block, void (*add)(llm_net *m, tsh_module *self)) {
     const tsh_module_desc desc = {.forward = block, .user = m};

@@ -383,7 +383,7 @@ LLM_API tsh_tensor *llm_forward(llm_net *m, tsh_tensor *ids) {
 
 /* Deals the blocks to the ranks of pp: the stages of a pipeline, of which the first ones have one
  * more if they do not divide. Call it after llm_model_make, when the adapters are added, and before
- * llm_model_fill. desc: .input calls llm_forward_begin, .loss llm_forward_end; .counts are set here.
+ * llm_model_fill. desc: .input calls llm_forward_begin, .loss llm_forward_end; .counts is set here.
  * Frequencies of rotary positions that depend on the length of the text (m->rope.limit) stay those
  * of the shortest. NULL: an error. */
 LLM_API tsh_pipeline *llm_pipeline_new(llm_net *m, const tsh_pipeline_desc *desc) {
@@ -533,7 +533,7 @@ static void llm_adapter_name(const llm_net *m, llm_adapter_names *names) {
 }
 
 /* A llm_adapter_name_fn; user: the llm_net. Writes the module's name in transformers: with the
- * family's prefix, but for a head, and with the part of the path by which the files have another. */
+ * family's prefix, but for a head, and with the part of the path where the files have another. */
 static void llm_name_in_files(const char *path, char *name, size_t size, const void *user) {
     const llm_family *family = ((const llm_net *)user)->family;
     const char *prefix = strncmp(path, "lm_head", 7) == 0 || strncmp(path, "embed_out", 9) == 0
@@ -541,7 +541,7 @@ static void llm_name_in_files(const char *path, char *name, size_t size, const v
                              : family->base;
     const tsh_rename *pair = family->rename;
     (void)snprintf(name, size, "%s%s%s", prefix, *prefix ? "." : "", path);
-    for (; pair && pair->from; pair++) { /* "**.fc1.**" of the file is "**.mlp.fc1.**" of the tree */
+    for (; pair && pair->from; pair++) { /* "**.fc1.**" in the file is "**.mlp.fc1.**" here */
         const char *from = pair->from + 3, *to = pair->to + 3;
         const size_t m = strlen(from) - strlen(strrchr(from, '.')),
                      n = strlen(to) - strlen(strrchr(to, '.'));

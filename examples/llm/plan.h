@@ -286,8 +286,8 @@ static int llm_plan_stages(const llm_plan *p) {
     return p->train && p->pp > 1 ? p->pp : 1;
 }
 
-/* Finds p->mem of a rank of p->stage, and the numbers of parameters. Stage 0 comes first. Returns 0:
- * p->error says why not. */
+/* Finds p->mem of a rank of p->stage, and the numbers of parameters. Stage 0 comes first. Returns
+ * 0: p->error says why not. */
 static int llm_plan_stage(llm_plan *p, llm_plan_world *world) {
     static const tsh_comm_ops ops = TSH_COMM_OPS(llm_plan, "plan", 0);
     const int sizes[3] = {p->tp, llm_plan_stages(p), p->dp};
@@ -310,8 +310,8 @@ static int llm_plan_stage(llm_plan *p, llm_plan_world *world) {
     return 0;
 }
 
-/* Finds what the model of a config takes. each: called after each stage, of which p->mem is then, or
- * NULL. Returns 0: p->error says why not. */
+/* Finds what the model of a config takes. each: called after each stage, of which p->mem is then,
+ * or NULL. Returns 0: p->error says why not. */
 static int llm_plan_each(llm_plan *p, llm_config *c, const llm_family *family,
                          void (*each)(FILE *file, const llm_plan *p), FILE *file) {
     llm_plan_world world;
@@ -441,7 +441,8 @@ static void llm_plan_kinds(FILE *file, const llm_plan *p) {
     if (stages > 1)
         (void)snprintf(name, sizeof name, "MB of stage %d, layers %d-%d", s, first,
                        first + count - 1);
-    (void)fprintf(file, "  %-28s %12s %12s\n", name, "a rank", stages > 1 ? "its ranks" : "all ranks");
+    (void)fprintf(file, "  %-28s %12s %12s\n", name, "a rank",
+                  stages > 1 ? "its ranks" : "all ranks");
     llm_plan_row(file, p, "weights", peak[TSH_MEM_PARAMETERS]);
     if (p->train) llm_plan_row(file, p, "gradients", peak[TSH_MEM_GRADIENTS]);
     if (p->train) llm_plan_row(file, p, "moments", peak[TSH_MEM_OPTIMISER]);
@@ -452,8 +453,8 @@ static void llm_plan_kinds(FILE *file, const llm_plan *p) {
     llm_plan_row(file, p, "at most at a time", p->mem.total_peak);
 }
 
-/* Prints a table of what llm_plan_run found, in MB (10^6 bytes), the memory there is, and what other
- * flags would take. In a pipeline, the table is of each stage. */
+/* Prints a table of what llm_plan_run found, in MB (10^6 bytes), the memory there is, and what
+ * other flags would take. In a pipeline, the table is of each stage. */
 LLM_API void llm_plan_print(FILE *file, const llm_plan *p) {
     const int64_t there = llm_plan_available();
     llm_plan each = *p;

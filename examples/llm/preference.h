@@ -50,8 +50,8 @@ static tsh_tensor *prefer_keep(tune_rank *t, tsh_tensor *vectors) {
     return t->training ? tsh_neg(t->zero) : t->zero;
 }
 
-/* Before `count` batches are run: with adapters, computes log q of their answers. Returns 0 after an
- * error. */
+/* Before `count` batches are run: with adapters, computes log q of their answers. Returns 0 after
+ * an error. */
 LLM_API int prefer_begin(tune_rank *t, int (*take)(tune_rank *t), int64_t count) {
     tsh_module *root = t->net.root;
     if (t->reference) return 1;

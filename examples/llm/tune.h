@@ -74,10 +74,10 @@ typedef struct tune_rank {
     /* --pp: pipelines that run the micro-batches of a step, and batches without gradients. NULL:
      * this rank has all layers. */
     tsh_pipeline *training, *forward;
-    /* What goes through the model, batch after batch: `take` makes batch k as `batch`, 0: not
-     * enough memory; `judge` gets the vectors that the head reads, adds to `sums`, sets `weight` and
-     * returns the loss, a sum of so many terms, or NULL after an error. In a pipeline, the first
-     * and the last stage call `take`, and the last one `judge`. */
+    /* What goes through the model, batch after batch: `take` makes batch k as `batch` (it returns 0
+     * if there is not enough memory); `judge` gets the vectors that the head reads, adds to `sums`,
+     * sets `weight` and returns the loss, a sum of so many terms, or NULL after an error. In a
+     * pipeline, the first and the last stage call `take`, and the last one `judge`. */
     int (*take)(struct tune_rank *t);
     tsh_tensor *(*judge)(struct tune_rank *t, tsh_tensor *vectors);
     int64_t step, k; /* step of the optimiser, from 0 on; index of the batch */
