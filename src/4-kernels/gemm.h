@@ -149,7 +149,7 @@ typedef struct tshi_gemm_tile {
     int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
     /* `pairs` of a kernel with `tiles` may compute a tile in parts of k, which add to one sum: */
-    float *kept;          /* sums of the parts before this one, of shape (rows, cols) */
+    tsh_real *kept;       /* sums of the parts before this one, of shape (rows, cols) */
     int later, more;      /* later 1: the sums begin with `kept`; more 1: they go there, not to C */
     tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
 } tshi_gemm_tile;
