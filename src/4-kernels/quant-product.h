@@ -137,7 +137,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
 /* Computes Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins);
  * bias broadcast to (rows, outs), or NULL; y (rows, outs), of any floating dtype, its rows
  * contiguous. */
-static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
+TSHI_COLD static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                const tshi_matrix *bias, tshi_matrix y) {
     /* min multiply-adds, and elements of X to quantise, per thread: fewer would not pay */
     enum { MIN_WORK = 1 << 18, MIN_INPUTS = 1 << 14 };

@@ -195,6 +195,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
     const int mr = kernel->mr, nr = kernel->nr;
     tshi_gemm_tile t;
     t.walk = walk;
+    t.later = t.more = 0;
     t.rsa = a.row;
     t.csa = a.column;
     t.rsb = b.row;
