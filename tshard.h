@@ -11551,7 +11551,7 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
 /* Returns the cache lines to prefetch: those of the nr columns of B that begin at column j and are
  * packed next; none if j >= n. A tile prefetches only a few of them at a time: processors ignore
  * more, or stall. */
-static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
+TSHI_COLD static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t j) {
     /* line: elements of B in a cache line of 64 bytes */
     const int64_t size = tshi_dtypes[job->b.dtype].size, line = 64 / size;
     const int64_t cols = tshi_base_min(job->kernel->nr, job->n - j);
@@ -11626,7 +11626,7 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
 /* Does what tshi_gemm_sliver does for tiles of AMX whose nr columns of B would fill an L1 cache: in
  * parts of k, each for all rows, between which sums are kept in job->kept. They are added to in the
  * same order as in one part. */
-static void tshi_gemm_parts(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
+TSHI_COLD static void tshi_gemm_parts(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                             tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
     enum { MOST = 256 }; /* max words of a part */
     const tshi_gemm_tile all = *t;
@@ -11662,7 +11662,8 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
 
 /* Returns the cache lines to prefetch: those of the packed columns of B from j on, nr or the last
  * ones; none if j >= n. words: words of a packed column. */
-static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, int64_t j, int64_t words) {
+TSHI_COLD static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, int64_t j,
+                                                     int64_t words) {
     const char *const b = (const char *)(job->pack_b + (j < job->n ? j * words : 0));
     const int64_t bytes = words * job->kernel->nr * (int64_t)sizeof(tsh_real);
     const tshi_gemm_walk w = {b, b, b + (j < job->n ? (bytes - 1) / 64 * 64 : 0), 64, 0, 0};
@@ -11821,7 +11822,7 @@ static int64_t tshi_gemm_panel(const tshi_gemm_job *all, int64_t mc) {
 
 /* Runs the three outer loops of HOW IT WORKS in >>gemm: over panels of columns (jc), slices of k
  * (pc) and blocks of rows (ic). */
-static void tshi_gemm_blocks(const tshi_gemm_job *all) {
+TSHI_COLD static void tshi_gemm_blocks(const tshi_gemm_job *all) {
     const tshi_gemm_kernel *kernel = all->kernel;
     const int64_t mc = tshi_gemm_even(all->m, kernel->mc, kernel->mr);
     const int64_t kc = tshi_gemm_slice(kernel, all->form_a, all->k);
@@ -11909,7 +11910,7 @@ static size_t tshi_gemm_scratch_sums(const tshi_gemm_kernel *kernel, int64_t m, 
 
 /* Computes the product `job`. If C is not of tsh_real and k has several slices, computes
  * TSHI_GEMM_SUMS rows of C at a time and keeps their sums in `sums` until the last slice. */
-static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
+TSHI_COLD static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
     const int few = job->kernel->few && job->m <= TSHI_GEMM_FEW_ROWS && job->b.row == 1 &&
                     job->b.column != 1 && job->form_b != TSHI_GEMM_OTHER &&
                     job->form_b != TSHI_GEMM_ROUNDED;
@@ -11932,7 +11933,7 @@ static void tshi_gemm_start(tshi_gemm_job *job, tsh_real *sums) {
 
 /* Computes the product x on one thread. scratch: memory of as many bytes as tshi_gemm_scratch and
  * tshi_gemm_scratch_sums ask for, together. */
-static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_product x) {
+TSHI_COLD static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratch, tshi_product x) {
     const int done = x.k <= 0 || x.alpha == 0; /* 1: alpha A B adds nothing */
     const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
@@ -13125,7 +13126,7 @@ static void tshi_quant_piece(void *shared, int piece, int64_t from, int64_t to) 
 /* Computes Y = X W^T + b by the rank's threads. Shapes: w (outs, ins), quantised; x (rows, ins);
  * bias broadcast to (rows, outs), or NULL; y (rows, outs), of any floating dtype, its rows
  * contiguous. */
-static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
+TSHI_COLD static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi_matrix x,
                                const tshi_matrix *bias, tshi_matrix y) {
     /* min multiply-adds, and elements of X to quantise, per thread: fewer would not pay */
     enum { MIN_WORK = 1 << 18, MIN_INPUTS = 1 << 14 };
@@ -21364,6 +21365,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
     const int mr = kernel->mr, nr = kernel->nr;
     tshi_gemm_tile t;
     t.walk = walk;
+    t.later = t.more = 0;
     t.rsa = a.row;
     t.csa = a.column;
     t.rsb = b.row;
