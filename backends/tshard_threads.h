@@ -689,6 +689,7 @@ typedef struct tshi_threads_loan {
     char *values;   /* `size` bytes, allocated when they are needed */
     size_t size;
     uint64_t round; /* which all-gather uses it, or was the last to; 0: none yet */
+    uint64_t digest; /* of the call of the rank that was the first to write */
     int users;      /* number of ranks that have not waited for its request yet */
 } tshi_threads_loan;
 
@@ -723,7 +724,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
     TSHI_THREADS_APART uint64_t finished; /* atomic: number of collectives of which this rank has
                                            * done its part */
     int closed;                           /* atomic: 1 once the comm is closed */
-    TSHI_THREADS_APART uint64_t started;  /* number of collectives that this rank has started */
+    TSHI_THREADS_APART uint64_t started;  /* atomic: number of collectives that it has started */
     uint64_t shared; /* 1 + the number of the last collective that was not eager; 0: none */
     int seen;        /* number of members known to have posted the collective with number
                       * `finished` */
@@ -1257,10 +1258,10 @@ static void tshi_threads_match(tshi_threads_member *member) {
 }
 
 /* Finds the memory for the values of an all-gather that lends. Returns 0 if a rank still reads
- * other values there. Outputs NULL if it has less than `bytes` bytes: either there is no memory,
- * and the world fails; or ranks' counts differ, which is an error once all have posted. */
-static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, size_t bytes,
-                               char **values) {
+ * other values there. Outputs NULL if there is no memory, and the world fails; or if this rank's
+ * call differs from the first one, which is an error once all have posted. */
+static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, uint64_t digest,
+                               size_t bytes, char **values) {
     tsh_threads_world *world = group->world;
     tshi_threads_loan *loan = &group->loan[round % TSHI_THREADS_LOANS];
     int found, refused = 0; /* refused: 1: there is no memory */
@@ -1268,6 +1269,7 @@ static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, size_t
     if (loan->round != round && loan->users == 0) { /* this rank is the first to write to it */
         loan->round = round;
         loan->users = group->size;
+        loan->digest = digest;
         if (loan->size < bytes) {
             tshi_threads_free(loan->values);
             loan->values = (char *)tshi_threads_alloc(bytes);
@@ -1276,7 +1278,7 @@ static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, size_t
         }
     }
     found = loan->round == round;
-    *values = loan->size < bytes ? NULL : loan->values;
+    *values = loan->digest == digest ? loan->values : NULL;
     tshi_threads_unlock(&world->lock);
     if (refused) {
         tsh_error error;
@@ -1289,14 +1291,15 @@ static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, size_t
 
 /* Copies this rank's values to the loan of an all-gather that lends. Returns 0 if a rank still
  * reads other values there. */
-static int tshi_threads_contribute(const tshi_threads_member *member,
-                                   const tshi_threads_call *call) {
+static int tshi_threads_contribute(tshi_threads_member *member, uint64_t number) {
+    const tshi_threads_call *call = tshi_threads_call_of(member, number);
     const tsh_coll *coll = &call->coll;
     const size_t width = tsh_dtype_size(coll->dtype);
     const size_t own = (size_t)coll->recv_counts[member->rank] * width; /* bytes of a block */
     const size_t row = (size_t)tshb_coll_before(coll->recv_counts, member->group->size) * width;
     char *to;
-    if (!tshi_threads_borrow(member->group, call->round, row * (size_t)coll->blocks, &to))
+    const uint64_t digest = tshi_threads_slot_of(member, number)->digest;
+    if (!tshi_threads_borrow(member->group, call->round, digest, row * (size_t)coll->blocks, &to))
         return 0;
     if (!to || !own) return 1; /* nothing to copy, or nowhere to copy it */
     to += (size_t)tshb_coll_before(coll->recv_counts, member->rank) * width;
@@ -1320,7 +1323,7 @@ static void tshi_threads_post_late(tshi_threads_member *member) {
     for (uint64_t number = member->finished; number < member->started && member->late; number++) {
         tshi_threads_call *call = tshi_threads_call_of(member, number);
         if (!call->late) continue;
-        if (!tshi_threads_contribute(member, call)) return;
+        if (!tshi_threads_contribute(member, number)) return;
         call->late = 0;
         member->late--;
         tshi_threads_publish(member, number);
@@ -1376,7 +1379,9 @@ static int tshi_threads_complete(tshi_threads_member *member, tsh_req req) {
  * message that it receives from m. Else 1, also if the message is not between this rank and m. */
 static int tshi_threads_came(tshi_threads_member *member, tsh_req req, int m) {
     const tshi_threads_pair *pair = tshi_threads_pair_of(member, req);
-    if (!pair) return tshi_threads_posted(member->group, m, tshi_threads_number_of(req));
+    /* a late call counts: its rank posts it as soon as peers give back the memory it needs */
+    if (!pair)
+        return TSHI_THREADS_GET(&member->group->member[m].started) > tshi_threads_number_of(req);
     if (TSHI_THREADS_GET(&pair->sending) && pair->call.coll.send_to == m &&
         TSHI_THREADS_GET(&tshi_threads_between(member->group, member->rank, m)->wanted) <=
             pair->send_number)
@@ -1567,10 +1572,10 @@ static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *co
     slot->send = (const char *)coll->send;
     slot->recv = (char *)coll->recv;
     if (bytes) memcpy(slot->eager, load, bytes);
-    member->started = number + 1;
+    TSHI_THREADS_PUT(&member->started, number + 1);
     /* if this rank closes the comm before all have finished this collective, the world fails */
     if (!eager) member->shared = number + 1;
-    if (call->round && !tshi_threads_contribute(member, call)) {
+    if (call->round && !tshi_threads_contribute(member, number)) {
         call->late = 1;
         member->late++;
     } else {
