@@ -301,8 +301,9 @@ def program_of_0_1_is_ported(folder):
         raise Skipped("needs GNU sed")
     ported = os.path.join(folder, "program.c")
     with open(ported, "w", encoding="utf-8") as out:
-        out.write(must(["sed", "-f", os.path.join(HERE, "rename_0_2.sed"), program]))
-    must(command + ["-DTSHARD_IMPLEMENTED", ported, debug_object(), "-lm", "-pthread"])
+        out.write(must(["sed", "-f", os.path.join(HERE, "rename_0_2.sed"),
+                        "-e", "/#define TSHARD_IMPLEMENTATION/d", program]))
+    must(command + [ported, debug_object(), "-lm", "-pthread"])
     must([os.path.join(folder, "program")])
 
 
