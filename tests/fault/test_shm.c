@@ -90,13 +90,18 @@ static void bits_rank(job *j) {
     free(x);
 }
 
+enum { CHECKED = 1 << MOST, ENCRYPTED = 2 << MOST }; /* what is sent over TCP */
+
 static void without(job *j, tsh_uv_desc *uv) { /* TCP for some ranks, by bits */
+    const int bits = *(const int *)j->user;
     (void)uv;
-    if (*(const int *)j->user >> j->rank & 1) (void)setenv("TSHARD_SHM", "0", 1);
+    if (bits >> j->rank & 1) (void)setenv("TSHARD_SHM", "0", 1);
+    if (bits & CHECKED) (void)setenv("TSHARD_CHECKSUM", "1", 1);
+    if (bits & ENCRYPTED) (void)setenv("TSHARD_ENCRYPT", "1", 1);
 }
 
 static void test_bits(void **state) {
-    static const int tcp[] = {15, 0, 4, 8, 3}; /* all ranks, none, and some */
+    static const int tcp[] = {15, 0, 4, 8, 3, CHECKED + 2, ENCRYPTED + 2}; /* 15: all, 0: none */
     uint64_t hash[MOST] = {0};
     (void)state;
     for (int ranks = 2; ranks <= MOST; ranks++) {
