@@ -31,7 +31,7 @@ static int tshi_uv_same_user(int fd) {
     struct { /* ucred, which strict POSIX hides */
         int pid;
         unsigned uid, gid;
-    } peer;
+    } peer = {-1, 0, 0};
     socklen_t size = (socklen_t)sizeof peer;
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
