@@ -179,9 +179,9 @@ static int llm_adapter_targets(llm_adapter *a, const cJSON *targets, const char 
                                   "is no list of names, no regular expression and not "
                                   "\"all-linear\"");
     cJSON_ArrayForEach(name, targets) {
-        if (!cJSON_IsString(name) || !name->valuestring[0])
+        if (!cJSON_IsString(name) || !name->valuestring[0] || strpbrk(name->valuestring, "*?["))
             return llm_adapter_refuse(why, folder, "target_modules",
-                                      "has an entry that is no name");
+                                      "has an entry that is no name of a layer");
         fits = fits && a->count < LLM_ADAPTER_TARGETS &&
                strlen(name->valuestring) < sizeof a->targets[0];
         if (fits) (void)strcpy(a->targets[a->count++], name->valuestring);
