@@ -78,7 +78,7 @@ static int begin(void **state) {
     int ok = llm_encoder_open(&texts, folder(path));
     (void)state;
     for (int i = 0; i < TEXTS && ok; i++) ok = llm_encoder_add(&texts, all[i]);
-    if (!ok) print_error("%s\n", texts.error);
+    if (!ok) print_message("%s\n", texts.error);
     return !ok;
 }
 
