@@ -27501,9 +27501,9 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  *
  * The products run on the micro-kernels of the matrix product (tshi_matmul_tiles). A block of
  * TSHI_TILE_KEYS keys is packed when a tile first needs it, and kept for the other tiles and query
- * heads that use the same head of k. Where rows are the right operand of a product, dense tsh_real
- * are read in place (tshi_attention_dense). Most scores that the causal mask hides are not computed
- * (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16, all
+ * heads that use the same head of k. Rows that are the right operand of a product are read in place
+ * if they are dense and of tsh_real (tshi_attention_dense). Most scores that the causal mask hides
+ * are not computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16, all
  * operands are packed as such pairs, with p, dS and dO rounded to bf16. dV and dK are computed in
  * place where tshi_attention_in_place returns 1.
  *
@@ -41432,7 +41432,7 @@ static void tshi_io_put_index(const tshi_io *io, const tshi_io_pair *pair, size_
     tshi_io_put(text, "\n  }\n}\n");
 }
 
-/* On the writing rank, after all files are complete: writes the index. */
+/* Writes the index. Called on the rank that writes files, once they are all complete. */
 static void tshi_io_write_index(tshi_io *io) {
     tshi_io_text text; /* measured first */
     char(*names)[48] = (char(*)[48])tshi_mem_arena_alloc(io->ctx, &io->arena,

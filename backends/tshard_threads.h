@@ -730,7 +730,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
                       * `finished` */
     int receiving;   /* number of messages that this rank still has to receive */
     int late;        /* number of its calls that are late */
-    uint64_t rounds; /* number of all-gathers that it has started whose values are lent */
+    uint64_t rounds; /* number of all-gathers it has started into the group's shared copy */
     int rank;        /* rank in the group */
     uint64_t name;   /* name for groups that a split makes, as bits of their ids; 0: none */
     tshi_threads_group *group;

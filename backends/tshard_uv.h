@@ -2055,7 +2055,8 @@ static int tshi_uv_shm_valid(const tshi_uv_shm_entry *entry, int size) {
 }
 
 /* Called once a group's connections are made: those between ranks that share memory use it from
- * here on. Both ends decide the same, as both see both entries. */
+ * here on. Both ends of a connection choose alike, as each reads the group's entry in the segments
+ * of both. */
 static void tshi_uv_shm_link(tshi_uv_group *group) {
     tsh_uv_world *world = group->world;
     const int own = world->rank, size = group->size;
@@ -5257,7 +5258,8 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
 typedef struct tshi_uv_parts {
     const tshi_uv_op *op; /* the reduction that is computed */
     const char *own;      /* this rank's own elements, in its send buffer */
-    int64_t at; /* offset in the other ranks' rows of scratch, or payloads in rings, in bytes */
+    int64_t at; /* offset in bytes in what each other rank has sent: a row of scratch, or a payload
+                 * in a ring of shared memory */
 } tshi_uv_parts;
 
 /* Returns how many bytes of the payload from a peer are summed where they lie, in the rings of
@@ -6769,7 +6771,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
-    tshi_uv_shm_publish(group); /* before any member can be connected to this rank */
+    tshi_uv_shm_publish(group); /* members read it when they connect to this rank */
     uv_mutex_lock(&world->lock);
     world->requested = group; /* the control thread then connects it */
     uv_mutex_unlock(&world->lock);

@@ -6,7 +6,7 @@
 #include "preference.h"
 #include "tune.h"
 
-/* A `judge` of tune_rank: adds the losses of the batch to the sums. */
+/* A `score` of tune_rank: adds the losses of the batch to the sums. */
 static tsh_tensor *evaluate_batch(tune_rank *t, tsh_tensor *vectors) {
     tsh_tensor *targets = tune_tensor(t, &t->batch, t->batch.targets);
     tsh_tensor *loss = llm_loss(&t->net, vectors, targets);

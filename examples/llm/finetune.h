@@ -43,7 +43,7 @@ static void tune_group(const char *path, tsh_tensor *param, void *user) {
     if (tsh_ndim(param) == 1 && t->optim) (void)tsh_optim_group(t->optim, path, 1, 0);
 }
 
-/* A `judge` of tune_rank: returns the batch's loss, and adds it to the sums. */
+/* A `score` of tune_rank: returns the batch's loss, and adds it to the sums. */
 static tsh_tensor *tune_loss(tune_rank *t, tsh_tensor *vectors) {
     tsh_tensor *loss;
     t->weight = (double)t->batch.answers;
@@ -97,8 +97,8 @@ static int tune_take_text(tune_rank *t) {
     return 1;
 }
 
-/* A `judge` of tune_rank: computes t->next. */
-static tsh_tensor *tune_judge_text(tune_rank *t, tsh_tensor *vectors) {
+/* A `score` of tune_rank: computes t->next. */
+static tsh_tensor *tune_score_text(tune_rank *t, tsh_tensor *vectors) {
     tune_choose(t, llm_head_logits(&t->net, tsh_slice(vectors, 1, t->count - 1, 1)));
     return tsh_zeros(t->ctx, tsh_shape0());
 }
@@ -108,7 +108,7 @@ static tsh_tensor *tune_judge_text(tune_rank *t, tsh_tensor *vectors) {
 static int tune_next(tune_rank *t, int64_t past) {
     tsh_comm *pp = tsh_pp(t->ctx);
     if (t->forward) {
-        tune_forward(t, tune_take_text, tune_judge_text, 1);
+        tune_forward(t, tune_take_text, tune_score_text, 1);
         return tsh_ok(t->ctx) && tsh_broadcast(pp, &t->next, 1, TSH_I64, pp->size - 1) == TSH_OK &&
                t->next >= 0;
     }

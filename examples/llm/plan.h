@@ -310,8 +310,8 @@ static int llm_plan_stage(llm_plan *p, llm_plan_world *world) {
     return 0;
 }
 
-/* Finds what the model of a config takes. each: called after each stage, of which p->mem is then,
- * or NULL. Returns 0: p->error says why not. */
+/* Finds what the model of a config takes. each: called after each stage, when p->mem is that
+ * stage's; NULL: nothing is called. Returns 0 after an error, which is in p->error. */
 static int llm_plan_each(llm_plan *p, llm_config *c, const llm_family *family,
                          void (*each)(FILE *file, const llm_plan *p), FILE *file) {
     llm_plan_world world;

@@ -40,7 +40,7 @@ static double prefer_measure(tune_rank *t, tsh_tensor *vectors, int64_t i) {
     return chosen - tsh_item(t->ctx, prefer_answer(t, vectors, prefer_pairs(t) + i));
 }
 
-/* A `judge` of tune_rank: keeps what the model says as that of q. Returns 0, for the backward of a
+/* A `score` of tune_rank: keeps what the model says as that of q. Returns 0, for the backward of a
  * pipeline a loss that no parameter has a part in. */
 static tsh_tensor *prefer_keep(tune_rank *t, tsh_tensor *vectors) {
     if (!t->zero) t->zero = tsh_requires_grad(tsh_keep(tsh_zeros(t->ctx, tsh_shape0())), 1);
@@ -79,7 +79,7 @@ LLM_API int prefer_begin(tune_rank *t, int (*take)(tune_rank *t), int64_t count)
     return tsh_ok(t->ctx);
 }
 
-/* A `judge` of tune_rank: returns the sum of the batch's losses. */
+/* A `score` of tune_rank: returns the sum of the batch's losses. */
 LLM_API tsh_tensor *prefer_loss(tune_rank *t, tsh_tensor *vectors) {
     const int64_t pairs = prefer_pairs(t);
     tsh_tensor *sum = NULL;
@@ -95,7 +95,7 @@ LLM_API tsh_tensor *prefer_loss(tune_rank *t, tsh_tensor *vectors) {
     return sum;
 }
 
-/* A `judge` of tune_rank, without gradients: adds the losses of the batch to the sums. */
+/* A `score` of tune_rank, without gradients: adds the losses of the batch to the sums. */
 LLM_API tsh_tensor *prefer_add(tune_rank *t, tsh_tensor *vectors) {
     for (int64_t i = 0; i < prefer_pairs(t) && tsh_ok(t->ctx); i++) {
         if (prefer_document(t, i) < 0) continue;

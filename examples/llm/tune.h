@@ -1,5 +1,5 @@
 /* tune.h - what training (finetune.h) and evaluation (evaluate.h) have in common: the settings, the
- * state of a rank, batches and how they go through the model, which may be a pipeline */
+ * state of a rank, and functions that run batches through the model or its pipeline */
 #ifndef LLM_TUNE_H
 #define LLM_TUNE_H
 
@@ -75,11 +75,11 @@ typedef struct tune_rank {
      * this rank has all layers. */
     tsh_pipeline *training, *forward;
     /* What goes through the model, batch after batch: `take` makes batch k as `batch` (it returns 0
-     * if there is not enough memory); `judge` gets the vectors that the head reads, adds to `sums`,
+     * if there is not enough memory); `score` gets the vectors that the head reads, adds to `sums`,
      * sets `weight` and returns the loss, a sum of so many terms, or NULL after an error. In a
-     * pipeline, the first and the last stage call `take`, and the last one `judge`. */
+     * pipeline, the first and the last stage call `take`, and the last one `score`. */
     int (*take)(struct tune_rank *t);
-    tsh_tensor *(*judge)(struct tune_rank *t, tsh_tensor *vectors);
+    tsh_tensor *(*score)(struct tune_rank *t, tsh_tensor *vectors);
     int64_t step, k; /* step of the optimiser, from 0 on; index of the batch */
     llm_batch batch;
     llm_batch pair[2]; /* preferences: chosen and rejected answers, which `batch` has below each
@@ -269,7 +269,7 @@ static tsh_tensor *tune_stage_loss(tsh_ctx *ctx, tsh_tensor *x, int k, void *use
     tune_rank *t = (tune_rank *)user;
     (void)ctx;
     t->net.all = t->net.vectors = 1;
-    return tune_make(t, k) ? t->judge(t, llm_forward_end(&t->net, x)) : NULL;
+    return tune_make(t, k) ? t->score(t, llm_forward_end(&t->net, x)) : NULL;
 }
 
 /* .weight of the pipeline for training */
@@ -296,15 +296,15 @@ LLM_API int tune_deal(tune_rank *t) {
 /* Runs `count` batches, of which the losses are not needed: without gradients, if the caller has
  * begun that, and in a pipeline always. t->sums are theirs then. */
 LLM_API void tune_forward(tune_rank *t, int (*take)(tune_rank *t),
-                          tsh_tensor *(*judge)(tune_rank *t, tsh_tensor *vectors), int64_t count) {
+                          tsh_tensor *(*score)(tune_rank *t, tsh_tensor *vectors), int64_t count) {
     memset(&t->sums, 0, sizeof t->sums);
     t->take = take;
-    t->judge = judge;
+    t->score = score;
     if (t->forward && count > 0) (void)tsh_pipeline_evaluate(t->forward, (int)count, NULL);
     for (int64_t k = 0; !t->forward && k < count && tsh_ok(t->ctx); k++) {
         tsh_scope_begin(t->ctx);
         tsh_tensor *vectors = tune_make(t, k) ? tune_vectors(t) : NULL;
-        if (vectors) (void)judge(t, vectors);
+        if (vectors) (void)score(t, vectors);
         tune_forget(t);
         tsh_scope_end(t->ctx);
     }
@@ -313,15 +313,15 @@ LLM_API void tune_forward(tune_rank *t, int (*take)(tune_rank *t),
 
 /* Runs the micro-batches of a step of the optimiser, forward and backward. */
 LLM_API void tune_backward(tune_rank *t, int (*take)(tune_rank *t),
-                           tsh_tensor *(*judge)(tune_rank *t, tsh_tensor *vectors)) {
+                           tsh_tensor *(*score)(tune_rank *t, tsh_tensor *vectors)) {
     const int64_t micros = t->set->accumulate;
     memset(&t->sums, 0, sizeof t->sums);
     t->take = take;
-    t->judge = judge;
+    t->score = score;
     if (t->training) (void)tsh_pipeline_train(t->training, NULL);
     for (int64_t k = 0; !t->training && k < micros && tsh_ok(t->ctx); k++) {
         tsh_tensor *vectors = tune_make(t, k) ? tune_vectors(t) : NULL;
-        tsh_tensor *loss = vectors ? judge(t, vectors) : NULL;
+        tsh_tensor *loss = vectors ? score(t, vectors) : NULL;
         const tsh_backward_desc how = {.defer = k + 1 < micros, .summed = 1, .weight = t->weight};
         if (loss) (void)tsh_backward_with(t->ctx, loss, &how);
         tune_forget(t);

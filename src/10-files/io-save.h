@@ -403,7 +403,7 @@ static void tshi_io_put_index(const tshi_io *io, const tshi_io_pair *pair, size_
     tshi_io_put(text, "\n  }\n}\n");
 }
 
-/* On the writing rank, after all files are complete: writes the index. */
+/* Writes the index. Called on the rank that writes files, once they are all complete. */
 static void tshi_io_write_index(tshi_io *io) {
     tshi_io_text text; /* measured first */
     char(*names)[48] = (char(*)[48])tshi_mem_arena_alloc(io->ctx, &io->arena,

@@ -20,9 +20,9 @@
  *
  * The products run on the micro-kernels of the matrix product (tshi_matmul_tiles). A block of
  * TSHI_TILE_KEYS keys is packed when a tile first needs it, and kept for the other tiles and query
- * heads that use the same head of k. Where rows are the right operand of a product, dense tsh_real
- * are read in place (tshi_attention_dense). Most scores that the causal mask hides are not computed
- * (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16, all
+ * heads that use the same head of k. Rows that are the right operand of a product are read in place
+ * if they are dense and of tsh_real (tshi_attention_dense). Most scores that the causal mask hides
+ * are not computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16, all
  * operands are packed as such pairs, with p, dS and dO rounded to bf16. dV and dK are computed in
  * place where tshi_attention_in_place returns 1.
  *

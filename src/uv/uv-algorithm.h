@@ -320,7 +320,8 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
 typedef struct tshi_uv_parts {
     const tshi_uv_op *op; /* the reduction that is computed */
     const char *own;      /* this rank's own elements, in its send buffer */
-    int64_t at; /* offset in the other ranks' rows of scratch, or payloads in rings, in bytes */
+    int64_t at; /* offset in bytes in what each other rank has sent: a row of scratch, or a payload
+                 * in a ring of shared memory */
 } tshi_uv_parts;
 
 /* Returns how many bytes of the payload from a peer are summed where they lie, in the rings of

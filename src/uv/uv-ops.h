@@ -133,7 +133,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
-    tshi_uv_shm_publish(group); /* before any member can be connected to this rank */
+    tshi_uv_shm_publish(group); /* members read it when they connect to this rank */
     uv_mutex_lock(&world->lock);
     world->requested = group; /* the control thread then connects it */
     uv_mutex_unlock(&world->lock);

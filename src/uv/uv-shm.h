@@ -285,7 +285,8 @@ static int tshi_uv_shm_valid(const tshi_uv_shm_entry *entry, int size) {
 }
 
 /* Called once a group's connections are made: those between ranks that share memory use it from
- * here on. Both ends decide the same, as both see both entries. */
+ * here on. Both ends of a connection choose alike, as each reads the group's entry in the segments
+ * of both. */
 static void tshi_uv_shm_link(tshi_uv_group *group) {
     tsh_uv_world *world = group->world;
     const int own = world->rank, size = group->size;

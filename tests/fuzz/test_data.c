@@ -10,7 +10,7 @@
 
 #include "../support/seeds.h"
 
-static int data_taken; /* number of runs that gave documents, not an error */
+static int data_taken; /* number of inputs that were read without an error */
 
 static void data_seed(const char *name, uint8_t *data, size_t size) {
     (void)name;
