@@ -27501,11 +27501,11 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  *
  * The products run on the micro-kernels of the matrix product (tshi_matmul_tiles). A block of
  * TSHI_TILE_KEYS keys is packed when a tile first needs it, and kept for the other tiles and query
- * heads that use the same head of k. Rows that are the right operand of a product are read in place
- * if they are dense and of tsh_real (tshi_attention_dense). Most scores that the causal mask hides
- * are not computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies pairs of bf16, all
- * operands are packed as such pairs, with p, dS and dO rounded to bf16. dV and dK are computed in
- * place where tshi_attention_in_place returns 1.
+ * heads that use the same head of k. Rows that are the right operand of a product are read in
+ * place if they are dense and of tsh_real (tshi_attention_dense). Most scores that the causal mask
+ * hides are not computed (tshi_matmul_stairs). If q, k and v are bf16 and the processor multiplies
+ * pairs of bf16, all operands are packed as such pairs, with p, dS and dO rounded to bf16. dV and
+ * dK are computed in place where tshi_attention_in_place returns 1.
  *
  * The order of the additions in a sum depends on the positions of keys alone: a block of keys
  * begins at a multiple of the block size, and keys that a query does not see add 0.
