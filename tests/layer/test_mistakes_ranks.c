@@ -171,7 +171,8 @@ static int uses_a_tensor_of_rank_1(tsh_ctx *ctx, void *user) {
     float out[4];
     (void)user;
     if (rank == 1) shared = x;
-    CHECK(tsh_barrier(tsh_world(ctx)) == TSH_OK, "rank 1 has made it");
+    /* rank 1 may still be in here when rank 0 fails: then it gets that error */
+    if (tsh_barrier(tsh_world(ctx)) != TSH_OK) CHECK(rank == 1, "rank 1 has made it");
     if (rank == 0) {
         (void)tsh_add(x, shared);
         CHECK(ranks_says(ctx, TSH_ERR_ARGUMENT, "tsh_add: b belongs"), "its name");

@@ -477,7 +477,7 @@ UNUSED static void mismatch_rank(job *j) {
     const odd_one *o = (const odd_one *)j->user;
     tsh_error again;
     tsh_result result;
-    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+    (void)tsh_barrier(&j->comm); /* fails, too, if peers disagree before this rank leaves it */
     j->ms = now_ms();
     result = faulty_call(j, o->what, j->rank == o->odd);
     /* Over TCP a rank may have returned before its peers disagreed: its next call tells. */
@@ -509,7 +509,7 @@ UNUSED static void crossed_rank(job *j) {
 UNUSED static void hidden_circle_rank(job *j) {
     tsh_comm pair;
     CHECK(tsh_comm_split(&j->comm, j->rank % 2, 0, &pair) == TSH_OK);
-    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+    CHECK(tsh_barrier(&j->comm) == TSH_OK); /* all are out of it long before rank 3 is missed */
     if (j->rank == 3) sleep_ms(1200);
     j->ms = now_ms();
     CHECK(tsh_barrier(j->rank == 0 ? &j->comm : &pair) == TSH_ERR_MISMATCH);
