@@ -9342,8 +9342,7 @@ TSHI_KERNEL(tshi_kernel_random, tshi_noise);
 #endif
 
 /* A strided matrix. In C = A B + D, the matrices A and B may have any dtype that ops compute with:
- * packing converts them. D is of tsh_real. C is of tsh_real if it shares D's memory, else of any
- * dtype that ops compute with. */
+ * packing converts them. So may C and D, which have the same dtype if they share memory. */
 typedef struct tshi_matrix {
     void *data;          /* address of element (0, 0) */
     int64_t row, column; /* row stride and column stride, in elements */
@@ -9420,11 +9419,12 @@ typedef struct tshi_gemm_tile {
     uintptr_t then;       /* tshi_gemm_kernel.few: address of the matrix read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 1: D is added; 0: D is not read */
-    const tsh_real *d;    /* D, shape (rows, cols); may be C */
-    int64_t rsd;          /* row stride of D */
+    const tsh_real *d;    /* D, shape (rows, cols), of tsh_real or bf16; may be C */
+    int64_t rsd;          /* row stride of D, in elements of its dtype */
     tsh_real *c;          /* C, shape (rows, cols), of tsh_real or bf16 */
     int64_t rsc;          /* row stride of C, in elements of its dtype */
     int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
+    int bf16_d;           /* 1: D is of bf16; as above */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
     /* `pairs` of a kernel with `tiles` may compute a tile in parts of k, which add to one sum: */
     tsh_real *kept;       /* sums of the parts before this one, of shape (rows, cols) */
@@ -11115,6 +11115,14 @@ TSHI_AMX TSHI_OUTLINE void tshi_gemm_stage_amx(float *to, const tshi_gemm_word *
     for (int i = 0; i < 16; i++) _mm512_store_ps(to + 16 * i, r[i]);
 }
 
+/* Returns 16 floats from element `at` of a row of D on, converted if it is of bf16. */
+TSHI_AMX TSHI_INLINE __m512 tshi_gemm_get_amx(const char *row, int at, int bf16) {
+    if (!bf16) return _mm512_loadu_ps((const float *)(const void *)row + at);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(row + 2 * at))),
+        16));
+}
+
 /* Stores 16 floats as bf16. */
 TSHI_AMX TSHI_INLINE void tshi_gemm_put_bf16(char *to, __m512 x) {
     const __m512i rounded = _mm512_srli_epi32(tshi_gemm_round(x), 16);
@@ -11127,14 +11135,15 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_put_bf16(char *to, __m512 x) {
 TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const float *sums,
                                                  int rows, const int width) {
     const __m512 alpha = _mm512_set1_ps(t->alpha), zero = _mm512_setzero_ps();
-    const float *d = t->d;
-    const int add = t->add, whole = t->bf16 && !add && t->alpha == 1;
-    const int64_t size = t->bf16 ? 2 : 4, rsd = t->rsd, rsc = t->rsc * size;
+    const int add = t->add, whole = t->bf16 && !add && t->alpha == 1, short_d = t->bf16_d;
+    const int64_t size = t->bf16 ? 2 : 4, rsd = t->rsd * (short_d ? 2 : 4), rsc = t->rsc * size;
+    const char *d = (const char *)t->d;
     char *c = (char *)t->c;
     for (int i = 0; i < rows; i++, sums += width, c += rsc, d += add ? rsd : 0) {
         const __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + width - 16);
-        const __m512 x = _mm512_fmadd_ps(alpha, low, add ? _mm512_loadu_ps(d) : zero);
-        const __m512 y = _mm512_fmadd_ps(alpha, high, add ? _mm512_loadu_ps(d + width - 16) : zero);
+        const __m512 d0 = add ? tshi_gemm_get_amx(d, 0, short_d) : zero;
+        const __m512 d1 = add ? tshi_gemm_get_amx(d, width - 16, short_d) : zero;
+        const __m512 x = _mm512_fmadd_ps(alpha, low, d0), y = _mm512_fmadd_ps(alpha, high, d1);
         if (whole && width == 32) {
             _mm512_storeu_si512(c, tshi_gemm_round2(x, y));
         } else if (size == 2) {
@@ -11530,7 +11539,7 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
                            tshi_matrix c) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile inner = *t;
-    inner.bf16 = 0;
+    inner.bf16 = inner.bf16_d = 0;
     inner.c = buffer;
     inner.rsc = width;
     for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
@@ -11577,7 +11586,8 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
                         (kernel->pack && job->form_b != TSHI_GEMM_OTHER &&
                          job->form_b != TSHI_GEMM_ROUNDED);
     if (!kernel->stream || job->m > TSHI_GEMM_FEW || !takes_b || job->b.column != 1 ||
-        job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL)
+        job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL ||
+        job->d.dtype != TSH_REAL)
         return 0;
     if (job->form_b == TSHI_GEMM_REALS && (job->n == kernel->nr || job->n == kernel->nr / 2))
         return 0; /* one tile has all columns: it keeps their sums in registers */
@@ -11607,7 +11617,7 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
     /* direct: 1 if tiles are written to C in place */
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
                        (job->c.dtype == TSH_REAL || t->bf16) &&
-                       (!t->add || job->d.dtype == TSH_REAL);
+                       (!t->add || job->d.dtype == TSH_REAL || t->bf16_d);
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
         t->a = a + i * next;
@@ -11714,6 +11724,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
                                   job->form_a);
     }
     t.bf16 = kernel->tiles && tile == kernel->pairs && job->c.dtype == TSH_BF16;
+    t.bf16_d = kernel->tiles && tile == kernel->pairs && job->d.dtype == TSH_BF16;
     t.walk = &walk;
     t.later = t.more = 0;
     t.k = words;
@@ -11758,8 +11769,9 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
     /* columns per call of `few`: if it cannot write C in place, as many as tshi_gemm_edge's buffer
      * has space for */
-    const int64_t most = job->c.column == 1 && job->d.column == 1 && job->c.dtype == TSH_REAL
-                             ? 8 * kernel->nr
+    const int in_c = job->c.column == 1 && job->d.column == 1 && job->c.dtype == TSH_REAL &&
+                     job->d.dtype == TSH_REAL;
+    const int64_t most = in_c ? 8 * kernel->nr
                              : TSHI_GEMM_TILE_MAX / (kernel->nr * m) * kernel->nr;
     const int rest = (int)(job->n % half);
     int64_t columns = job->n - rest;
@@ -11775,7 +11787,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     t.rsa = t.csa = t.rsb = 0; /* not used by `few`, like sums and walk */
     t.sums = NULL;
     t.walk = NULL;
-    t.bf16 = 0; /* `few` writes floats */
+    t.bf16 = t.bf16_d = 0; /* `few` reads and writes floats */
     t.then = job->progress ? job->progress->then : 0;
     t.k = job->k;
     t.slice = tshi_gemm_slice(kernel, job->form_a, job->k);
@@ -21373,7 +21385,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
     t.form = b.form;
     t.alpha = alpha;
     t.add = add;
-    t.bf16 = 0;
+    t.bf16 = t.bf16_d = 0;
     t.rsc = t.rsd = c.row;
     t.sums = NULL;
     for (int64_t j = 0; j < n; j += nr) {
@@ -22639,22 +22651,6 @@ static void tshi_lora_backward(tshi_node *node) {
 static const tshi_op tshi_lora_op = {
     "tsh_lora", "y h B", tshi_rule_lora, tshi_lora_backward, TSHI_WEIGHT | TSHI_BIAS, 0};
 
-/* Computes C += s H B^T; shapes: H (m, k), B^T (k, n), C (m, n). A product adds to tsh_real only: a
- * C of another dtype is copied first, and the sum is rounded once. */
-static void tshi_lora_sum(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, double scale,
-                          tshi_matrix h, tshi_matrix b, tshi_matrix c) {
-    tshi_block *copy = NULL;
-    tshi_matrix d = c;
-    if (c.dtype != TSH_REAL) {
-        copy = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(m * n));
-        if (!copy) return; /* the ctx holds the error */
-        d = tshi_gemm_matrix((tsh_real *)tshi_mem_data(copy), n, 1);
-        tshi_matmul_convert(m, n, c, d);
-    }
-    tshi_matmul_run(ctx, m, n, k, TSHI_R(scale), h, b, 1, d, c);
-    tshi_mem_release(ctx, copy);
-}
-
 /* Adds s H B^T to the columns of y from `first` on, and returns y with the sum, as a new tensor.
  * NULL: an error. */
 static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, double scale,
@@ -22674,7 +22670,7 @@ static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, do
     mh = tshi_lora_matrix(h, tshi_tensor_at(h), h->dtype, 0, &rows);
     mb = tshi_gemm_matrix_of(tshi_tensor_at(b), b->dtype, b->stride[1], b->stride[0]); /* B^T */
     my = tshi_lora_matrix(y, tshi_tensor_at(y), y->dtype, first, &rows);
-    tshi_lora_sum(ctx, rows, b->local[0], b->local[1], scale, mh, mb, my);
+    tshi_matmul_run(ctx, rows, b->local[0], b->local[1], TSHI_R(scale), mh, mb, 1, my, my);
     if (ctx->error.code != TSH_OK) return NULL;
     tshi_op_record(&tshi_lora_op, out, in, 3, output.partial, &how, sizeof how, NULL);
     return out;

@@ -768,8 +768,7 @@ typedef struct TSHI_THREADS_APART tshi_threads_rank {
 struct tsh_threads_world {
     TSHI_THREADS_APART int failed; /* atomic: the error's code, set after `error`; 0: none */
     int sleepers;                  /* atomic: number of ranks that sleep, or are about to */
-    int size, spins, crowded;      /* number of ranks; number of polls before a sleep; 1: more
-                                    * ranks than cores */
+    int size, spins;               /* number of ranks; number of polls before a sleep */
     int64_t timeout;               /* time limit in ns of collectives without timeout_ns */
     tshi_threads_rank *rank;       /* array: the state of each rank */
     tshb_coll_search *search;       /* one for each rank: state of the search for a cycle of
@@ -832,13 +831,10 @@ static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     return expired;
 }
 
-/* Pauses between two polls. On every 32nd call (on every call, if there are more ranks than cores)
- * offers the core to another thread. */
-static void tshi_threads_pause(const tsh_threads_world *world, int spins) {
-    if (world->crowded || spins % 32 == 31) {
-        tshi_threads_yield();
-        return;
-    }
+/* Pauses between two polls. It does not offer the core to another thread: on a busy machine, the
+ * next one would run for milliseconds before this one polls again. A sleeping thread, once woken,
+ * runs before those that have not slept. */
+static void tshi_threads_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause(); /* frees the core's resources for its other hardware thread */
 #elif defined(__aarch64__)
@@ -1655,7 +1651,7 @@ static tsh_result tshi_threads_await(tshi_threads_member *member, tsh_req req) {
     int spins = 0, failed;
     while (!tshi_threads_ready(member, req)) {
         if (spins++ < world->spins) {
-            tshi_threads_pause(world, spins);
+            tshi_threads_pause();
         } else {
             tshi_threads_sleep(member, req, &patience);
             spins = 0;
@@ -1827,8 +1823,7 @@ static tsh_result tshi_threads_world_make(int nranks, tsh_threads_world **out, t
         return tsh_error_set(error, TSH_ERR_IO, -1, "the system refused a mutex");
     }
     world->size = nranks;
-    world->crowded = nranks > tshi_threads_usable();
-    world->spins = world->crowded ? 8 : 2000;
+    world->spins = nranks > tshi_threads_usable() ? 30 : 2000; /* 30: ranks share cores */
     world->timeout = timeout;
     world->rank = (tshi_threads_rank *)(void *)(world + 1);
     world->search = (tshb_coll_search *)(void *)(world->rank + nranks);

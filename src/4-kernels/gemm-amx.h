@@ -128,6 +128,14 @@ TSHI_AMX TSHI_OUTLINE void tshi_gemm_stage_amx(float *to, const tshi_gemm_word *
     for (int i = 0; i < 16; i++) _mm512_store_ps(to + 16 * i, r[i]);
 }
 
+/* Returns 16 floats from element `at` of a row of D on, converted if it is of bf16. */
+TSHI_AMX TSHI_INLINE __m512 tshi_gemm_get_amx(const char *row, int at, int bf16) {
+    if (!bf16) return _mm512_loadu_ps((const float *)(const void *)row + at);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(row + 2 * at))),
+        16));
+}
+
 /* Stores 16 floats as bf16. */
 TSHI_AMX TSHI_INLINE void tshi_gemm_put_bf16(char *to, __m512 x) {
     const __m512i rounded = _mm512_srli_epi32(tshi_gemm_round(x), 16);
@@ -140,14 +148,15 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_put_bf16(char *to, __m512 x) {
 TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const float *sums,
                                                  int rows, const int width) {
     const __m512 alpha = _mm512_set1_ps(t->alpha), zero = _mm512_setzero_ps();
-    const float *d = t->d;
-    const int add = t->add, whole = t->bf16 && !add && t->alpha == 1;
-    const int64_t size = t->bf16 ? 2 : 4, rsd = t->rsd, rsc = t->rsc * size;
+    const int add = t->add, whole = t->bf16 && !add && t->alpha == 1, short_d = t->bf16_d;
+    const int64_t size = t->bf16 ? 2 : 4, rsd = t->rsd * (short_d ? 2 : 4), rsc = t->rsc * size;
+    const char *d = (const char *)t->d;
     char *c = (char *)t->c;
     for (int i = 0; i < rows; i++, sums += width, c += rsc, d += add ? rsd : 0) {
         const __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + width - 16);
-        const __m512 x = _mm512_fmadd_ps(alpha, low, add ? _mm512_loadu_ps(d) : zero);
-        const __m512 y = _mm512_fmadd_ps(alpha, high, add ? _mm512_loadu_ps(d + width - 16) : zero);
+        const __m512 d0 = add ? tshi_gemm_get_amx(d, 0, short_d) : zero;
+        const __m512 d1 = add ? tshi_gemm_get_amx(d, width - 16, short_d) : zero;
+        const __m512 x = _mm512_fmadd_ps(alpha, low, d0), y = _mm512_fmadd_ps(alpha, high, d1);
         if (whole && width == 32) {
             _mm512_storeu_si512(c, tshi_gemm_round2(x, y));
         } else if (size == 2) {

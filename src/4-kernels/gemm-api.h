@@ -167,7 +167,7 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
                            tshi_matrix c) {
     tsh_real buffer[TSHI_GEMM_TILE_MAX];
     tshi_gemm_tile inner = *t;
-    inner.bf16 = 0;
+    inner.bf16 = inner.bf16_d = 0;
     inner.c = buffer;
     inner.rsc = width;
     for (int i = 0; i < rows; i++) TSHI_PREFETCH(tshi_gemm_from(c, i, 0).data);
@@ -214,7 +214,8 @@ static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
                         (kernel->pack && job->form_b != TSHI_GEMM_OTHER &&
                          job->form_b != TSHI_GEMM_ROUNDED);
     if (!kernel->stream || job->m > TSHI_GEMM_FEW || !takes_b || job->b.column != 1 ||
-        job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL)
+        job->d.column != 1 || job->c.column != 1 || job->c.dtype != TSH_REAL ||
+        job->d.dtype != TSH_REAL)
         return 0;
     if (job->form_b == TSHI_GEMM_REALS && (job->n == kernel->nr || job->n == kernel->nr / 2))
         return 0; /* one tile has all columns: it keeps their sums in registers */
@@ -244,7 +245,7 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
     /* direct: 1 if tiles are written to C in place */
     const int direct = cols == width && job->c.column == 1 && job->d.column == 1 &&
                        (job->c.dtype == TSH_REAL || t->bf16) &&
-                       (!t->add || job->d.dtype == TSH_REAL);
+                       (!t->add || job->d.dtype == TSH_REAL || t->bf16_d);
     for (int64_t i = 0; i < job->m; i += mr) {
         const int rows = (int)tshi_base_min(mr, job->m - i);
         t->a = a + i * next;
@@ -351,6 +352,7 @@ static void tshi_gemm_block(tshi_gemm_job *job, int first, int last) {
                                   job->form_a);
     }
     t.bf16 = kernel->tiles && tile == kernel->pairs && job->c.dtype == TSH_BF16;
+    t.bf16_d = kernel->tiles && tile == kernel->pairs && job->d.dtype == TSH_BF16;
     t.walk = &walk;
     t.later = t.more = 0;
     t.k = words;
@@ -395,8 +397,9 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     const int half = kernel->nr / 2, width = tshi_gemm_few_width(job->m), m = (int)job->m;
     /* columns per call of `few`: if it cannot write C in place, as many as tshi_gemm_edge's buffer
      * has space for */
-    const int64_t most = job->c.column == 1 && job->d.column == 1 && job->c.dtype == TSH_REAL
-                             ? 8 * kernel->nr
+    const int in_c = job->c.column == 1 && job->d.column == 1 && job->c.dtype == TSH_REAL &&
+                     job->d.dtype == TSH_REAL;
+    const int64_t most = in_c ? 8 * kernel->nr
                              : TSHI_GEMM_TILE_MAX / (kernel->nr * m) * kernel->nr;
     const int rest = (int)(job->n % half);
     int64_t columns = job->n - rest;
@@ -412,7 +415,7 @@ static void tshi_gemm_few(tshi_gemm_job *job) {
     t.rsa = t.csa = t.rsb = 0; /* not used by `few`, like sums and walk */
     t.sums = NULL;
     t.walk = NULL;
-    t.bf16 = 0; /* `few` writes floats */
+    t.bf16 = t.bf16_d = 0; /* `few` reads and writes floats */
     t.then = job->progress ? job->progress->then : 0;
     t.k = job->k;
     t.slice = tshi_gemm_slice(kernel, job->form_a, job->k);

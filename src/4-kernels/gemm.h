@@ -64,8 +64,7 @@
 #endif
 
 /* A strided matrix. In C = A B + D, the matrices A and B may have any dtype that ops compute with:
- * packing converts them. D is of tsh_real. C is of tsh_real if it shares D's memory, else of any
- * dtype that ops compute with. */
+ * packing converts them. So may C and D, which have the same dtype if they share memory. */
 typedef struct tshi_matrix {
     void *data;          /* address of element (0, 0) */
     int64_t row, column; /* row stride and column stride, in elements */
@@ -142,11 +141,12 @@ typedef struct tshi_gemm_tile {
     uintptr_t then;       /* tshi_gemm_kernel.few: address of the matrix read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
     int add;              /* 1: D is added; 0: D is not read */
-    const tsh_real *d;    /* D, shape (rows, cols); may be C */
-    int64_t rsd;          /* row stride of D */
+    const tsh_real *d;    /* D, shape (rows, cols), of tsh_real or bf16; may be C */
+    int64_t rsd;          /* row stride of D, in elements of its dtype */
     tsh_real *c;          /* C, shape (rows, cols), of tsh_real or bf16 */
     int64_t rsc;          /* row stride of C, in elements of its dtype */
     int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
+    int bf16_d;           /* 1: D is of bf16; as above */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
     /* `pairs` of a kernel with `tiles` may compute a tile in parts of k, which add to one sum: */
     tsh_real *kept;       /* sums of the parts before this one, of shape (rows, cols) */

@@ -49,22 +49,6 @@ static void tshi_lora_backward(tshi_node *node) {
 static const tshi_op tshi_lora_op = {
     "tsh_lora", "y h B", tshi_rule_lora, tshi_lora_backward, TSHI_WEIGHT | TSHI_BIAS, 0};
 
-/* Computes C += s H B^T; shapes: H (m, k), B^T (k, n), C (m, n). A product adds to tsh_real only: a
- * C of another dtype is copied first, and the sum is rounded once. */
-static void tshi_lora_sum(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, double scale,
-                          tshi_matrix h, tshi_matrix b, tshi_matrix c) {
-    tshi_block *copy = NULL;
-    tshi_matrix d = c;
-    if (c.dtype != TSH_REAL) {
-        copy = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(m * n));
-        if (!copy) return; /* the ctx holds the error */
-        d = tshi_gemm_matrix((tsh_real *)tshi_mem_data(copy), n, 1);
-        tshi_matmul_convert(m, n, c, d);
-    }
-    tshi_matmul_run(ctx, m, n, k, TSHI_R(scale), h, b, 1, d, c);
-    tshi_mem_release(ctx, copy);
-}
-
 /* Adds s H B^T to the columns of y from `first` on, and returns y with the sum, as a new tensor.
  * NULL: an error. */
 static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, double scale,
@@ -84,7 +68,7 @@ static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, do
     mh = tshi_lora_matrix(h, tshi_tensor_at(h), h->dtype, 0, &rows);
     mb = tshi_gemm_matrix_of(tshi_tensor_at(b), b->dtype, b->stride[1], b->stride[0]); /* B^T */
     my = tshi_lora_matrix(y, tshi_tensor_at(y), y->dtype, first, &rows);
-    tshi_lora_sum(ctx, rows, b->local[0], b->local[1], scale, mh, mb, my);
+    tshi_matmul_run(ctx, rows, b->local[0], b->local[1], TSHI_R(scale), mh, mb, 1, my, my);
     if (ctx->error.code != TSH_OK) return NULL;
     tshi_op_record(&tshi_lora_op, out, in, 3, output.partial, &how, sizeof how, NULL);
     return out;

@@ -203,7 +203,7 @@ static void tshi_matmul_tiles(const tshi_gemm_kernel *kernel, int64_t m, int64_t
     t.form = b.form;
     t.alpha = alpha;
     t.add = add;
-    t.bf16 = 0;
+    t.bf16 = t.bf16_d = 0;
     t.rsc = t.rsd = c.row;
     t.sums = NULL;
     for (int64_t j = 0; j < n; j += nr) {

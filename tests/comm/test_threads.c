@@ -24,6 +24,44 @@ static void test_crowd(void **state) {
     world_run(64, crowd_rank, NULL);
 }
 
+/* ------------------------------------------------------------- a busy machine */
+
+enum { BUSY_MOST = 16, BUSY_BARRIERS = 2000 };
+
+static void busy_rank(job *j) {
+    for (int i = 0; i < BUSY_BARRIERS; i++) {
+        for (volatile int k = 0; k < 10000; k++) {}
+        CHECK(tsh_barrier(&j->comm) == TSH_OK);
+    }
+}
+
+/* Every core has another process to run, which would run for milliseconds if a waiting rank offered
+ * its core. */
+static void test_busy(void **state) {
+    pid_t other[BUSY_MOST];
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int64_t begin;
+    (void)state;
+    if (cores > BUSY_MOST) cores = BUSY_MOST;
+    for (int i = 0; i < cores; i++) {
+        other[i] = fork();
+        assert_true(other[i] >= 0);
+        if (other[i] == 0) {
+            (void)alarm(20); /* ends it if this program is killed */
+            for (volatile int k = 0;; k++) {}
+        }
+    }
+    begin = tsh_now();
+    world_run(2, busy_rank, NULL);
+    begin = tsh_now() - begin;
+    for (int i = 0; i < cores; i++) {
+        (void)kill(other[i], SIGKILL);
+        (void)waitpid(other[i], NULL, 0);
+    }
+    if (begin > (int64_t)4 * 1000000000)
+        fail_msg("%d barriers take %.1f s", BUSY_BARRIERS, (double)begin / 1e9);
+}
+
 /* ------------------------------------------------- values before peers have read */
 
 static int arrived; /* atomic: 1 once rank 0 has its values */
@@ -538,6 +576,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         COMM_TESTS,
         cmocka_unit_test(test_crowd),
+        cmocka_unit_test(test_busy),
         cmocka_unit_test(test_receive),
         cmocka_unit_test(test_receive_abort),
         cmocka_unit_test(test_lend),
