@@ -174,7 +174,7 @@ static int list_tune_flags(tune_settings *tune, llm_flag_row *flags) {
         {"resume", "finetune: go on from that state", .on = &tune->resume},
         {"recompute", "finetune: compute blocks again in backward, for less memory",
          .on = &tune->recompute},
-        {"dp", "finetune, evaluate: copies of the model, which share the rows",
+        {"dp", "finetune, evaluate: copies of the model, which share the rows; else chosen",
          .number = &tune->dp},
         {"pp", "finetune, evaluate: stages, which share the layers", .number = &tune->pp},
         {"zero", "finetune: cut the optimiser's moments over the copies", .on = &tune->zero},
@@ -1046,9 +1046,16 @@ static void choose_ranks(const llm_job *job, tsh_threads_desc *ranks, tsh_desc *
     ranks->ranks = (job->tp ? (int)job->tp : best.ranks) * groups;
     if (!job->tp && !job->threads) desc->threads = best.threads;
     ranks->bind = ranks->ranks * desc->threads == cores; /* threads keep to their cores */
-    if (!job->tp && !job->print_ids && !job->embed)
-        fprintf(stderr, "llm: %d cores: ranks x threads %d x %d\n", cores, ranks->ranks,
-                desc->threads);
+}
+
+/* Prints what choose_ranks has chosen. */
+static void tell_ranks(const llm_job *job, const tsh_threads_desc *ranks, const tsh_desc *desc) {
+    const long long dp = (long long)job->tune.set.dp;
+    if (job->tp || job->print_ids || job->embed) return;
+    fprintf(stderr, "llm: %d cores: ranks x threads %d x %d", tsh_threads_cores(), ranks->ranks,
+            desc->threads);
+    if (dp > 1) fprintf(stderr, ", dp %lld", dp);
+    fprintf(stderr, "\n");
 }
 
 static int run(llm_job *job) {
@@ -1063,6 +1070,7 @@ static int run(llm_job *job) {
     desc.pp = (int)job->tune.set.pp;
     if (!job->joined) {
         choose_ranks(job, &ranks, &desc);
+        tell_ranks(job, &ranks, &desc);
         desc.tp = ranks.ranks / count_groups(job);
         return tsh_threads_run_with(&ranks, &desc, fn, user);
     }
@@ -1271,10 +1279,74 @@ static void fill_tune(llm_job *job) {
     tune->set.max_new = job->max_new;
 }
 
+/* Sets the rows and tokens of a batch. Returns 0 after an error. */
+static int plan_batch(llm_job *job, llm_plan *p) {
+    tune_job *tune = &job->tune;
+    const char *why = "";
+    const int64_t most = llm_longest(&job->config, &why);
+    p->train = tune->set.finetune != NULL || tune->set.lora > 0;
+    if (!p->train && p->pp > 1)
+        return !refuse(job, "--pp is for --finetune; share the layers by --tp to generate");
+    if (!p->train) {
+        p->rows = tune->set.batch ? tune->set.batch : 1;
+        p->length = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
+        if (!most || p->length <= most) return 1;
+        return !refuse(job, "--context %lld is more than %lld: %s", (long long)p->length,
+                       (long long)most, why);
+    }
+    if (!tune_check_model(tune) || !tune_context(tune) || !tune_split(tune))
+        return !refuse(job, "%s", tune->error);
+    p->rows = tune->rows;
+    p->length = tune->set.context;
+    p->accumulate = (int)tune->set.accumulate;
+    return 1;
+}
+
+/* Computes the memory that the job would take. Returns 0 after an error. */
+static int plan_make(llm_job *job, llm_plan *p) {
+    const tune_settings *s = &job->tune.set;
+    const llm_config *c = &job->config;
+    tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1};
+    tsh_threads_desc ranks = {0};
+    const llm_plan plan = {.zero = s->zero, .recompute = s->recompute, .lora = (int)s->lora,
+                           .pp = (int)s->pp, .dp = s->dp ? (int)s->dp : 1,
+                           .weights = weights_of(job)};
+    *p = plan;
+    if (!plan_batch(job, p)) return 0;
+    choose_ranks(job, &ranks, &desc);
+    p->dtype = p->train ? job->tune.dtype : job->dtype ? llm_dtype_named(job->dtype) : c->dtype;
+    p->tp = ranks.ranks / count_groups(job);
+    p->threads = desc.threads;
+    return llm_plan_run(p, &job->config, job->family) || !refuse(job, "%s", p->error);
+}
+
+/* To fine-tune by LoRA, or to evaluate: sets --dp to as many cores as divide --batch, unless flags
+ * say how ranks share the work, or the copies of the weights would not fit into the memory there
+ * is. Replicas wait for each other once a step, and compute nothing twice. */
+static void share_rows(llm_job *job) {
+    tune_settings *s = &job->tune.set;
+    const tune_settings given = *s;
+    const int64_t there = llm_plan_available(), batch = s->batch ? s->batch : TUNE_BATCH;
+    const int tunes = s->evaluate || (s->finetune && s->lora);
+    int64_t copies = tsh_threads_cores() / (job->threads > 0 ? job->threads : 1);
+    if (!tunes || job->joined || job->tp || s->dp || s->pp || s->zero) return;
+    for (; copies > 1 && s->dp == 0; copies--) {
+        llm_plan p;
+        int fits;
+        if (batch % copies) continue;
+        s->dp = copies;
+        fits = plan_make(job, &p) && p.all <= (double)there;
+        *s = given; /* without what plan_make has set */
+        s->dp = fits ? copies : 0;
+    }
+    job->error[0] = job->tune.error[0] = 0; /* prepare_tune finds again what is wrong */
+}
+
 /* Reads what finetune.h needs beside the model. Returns 0 after an error. */
 static int prepare_tune(llm_job *job) {
     tune_job *tune = &job->tune;
     fill_tune(job);
+    share_rows(job);
     if (job->joined && job->comm.size % count_groups(job))
         return !refuse(job, "--dp %lld times --pp %lld does not divide the %d ranks",
                        (long long)(tune->set.dp ? tune->set.dp : 1),
@@ -1326,47 +1398,16 @@ static int prepare(llm_job *job) {
 
 /* -- how much memory a run would take ------------------------------------------ */
 
-/* Sets the rows and tokens of a batch. Returns 0 after an error. */
-static int plan_batch(llm_job *job, llm_plan *p) {
-    tune_job *tune = &job->tune;
-    const char *why = "";
-    const int64_t most = llm_longest(&job->config, &why);
-    p->train = tune->set.finetune != NULL || tune->set.lora > 0;
-    if (!p->train && p->pp > 1)
-        return !refuse(job, "--pp is for --finetune; share the layers by --tp to generate");
-    if (!p->train) {
-        p->rows = tune->set.batch ? tune->set.batch : 1;
-        p->length = job->context ? job->context : most && most < LLM_CONTEXT ? most : LLM_CONTEXT;
-        if (!most || p->length <= most) return 1;
-        return !refuse(job, "--context %lld is more than %lld: %s", (long long)p->length,
-                       (long long)most, why);
-    }
-    if (!tune_check_model(tune) || !tune_context(tune) || !tune_split(tune))
-        return !refuse(job, "%s", tune->error);
-    p->rows = tune->rows;
-    p->length = tune->set.context;
-    p->accumulate = (int)tune->set.accumulate;
-    return 1;
-}
-
 /* Runs --plan. Returns 1 after an error, else 0. */
 static int plan_run(llm_job *job) {
     llm_config *c = &job->config;
-    const tune_settings *s = &job->tune.set;
     const llm_options options = read_options(job);
-    tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1};
-    tsh_threads_desc ranks = {0};
-    llm_plan p = {.zero = s->zero, .recompute = s->recompute, .lora = (int)s->lora,
-                  .pp = (int)s->pp, .dp = s->dp ? (int)s->dp : 1, .weights = weights_of(job)};
+    llm_plan p;
     if (!llm_config_read_with(c, job->model, &job->family, &options))
         return refuse(job, "%s", c->error);
     fill_tune(job);
-    if (!plan_batch(job, &p)) return 1;
-    choose_ranks(job, &ranks, &desc);
-    p.dtype = p.train ? job->tune.dtype : job->dtype ? llm_dtype_named(job->dtype) : c->dtype;
-    p.tp = ranks.ranks / count_groups(job);
-    p.threads = desc.threads;
-    if (!llm_plan_run(&p, c, job->family)) return refuse(job, "%s", p.error);
+    share_rows(job);
+    if (!plan_make(job, &p)) return 1;
     llm_plan_print(stdout, &p);
     return 0;
 }

@@ -11,6 +11,7 @@
 #include "text.h"
 
 enum {
+    TUNE_BATCH = 8,      /* default of --batch */
     TUNE_CONTEXT = 1024, /* default of --context, if the model takes so many tokens */
     TUNE_TOKENS = 2048,  /* most tokens of a micro-batch, if --accumulate is not given */
     TUNE_PROMPT = 24,    /* tokens of a plain text that the sample goes on from */

@@ -125,7 +125,7 @@ static int tune_context(tune_job *job) {
 static int tune_split(tune_job *job) {
     tune_settings *s = &job->set;
     const int64_t dp = s->dp ? s->dp : 1;
-    if (!s->batch) s->batch = 8 % dp ? dp : 8;
+    if (!s->batch) s->batch = TUNE_BATCH % dp ? dp : TUNE_BATCH;
     if (s->batch % dp)
         return tune_refuse(job, "--batch %lld does not divide by --dp %lld", (long long)s->batch,
                            (long long)dp);
@@ -169,6 +169,11 @@ static int tune_read(tune_job *job) {
     llm_data *d = &job->data;
     if (!llm_data_open(d, &desc)) return tune_refuse(job, "%s", d->error);
     if (s->evaluate) d->held = d->train;
+    if (!d->pairs && s->beta > 0)
+        return tune_refuse(job,
+                           "--dpo is for lines of \"prompt\", \"chosen\" and \"rejected\", and %s "
+                           "has none",
+                           desc.path);
     if (!d->pairs) return 1;
     d->desc.unpacked = 1; /* a row has one preference */
     d->train.rows = d->train.count;

@@ -7,11 +7,12 @@ by the system.
     finetune.py --memory            writes a model of 2.2 GB, all of holes, to a temporary folder
 
 DIR is a model's folder, TEXT what is learnt. Rank 8 on all linear layers but the head, AdamW,
-gradients clipped to a norm of 1; ours on 2 ranks, theirs on 2 threads with sdpa. Needs torch,
-transformers and peft, and build/llm. A way of theirs is f32, autocast (weights of f32, products of
-bf16) or bf16, with "-compiled" by torch.compile. Ours has the dtype f32 beside f32 and autocast,
-and bf16 beside all of them. Both sides' best step of all turns counts; a step's processor seconds
-are those of all threads, waiting in a loop included, of all steps but the first.
+gradients clipped to a norm of 1; ours on all cores, by default as replicas, theirs on --threads
+with sdpa. Needs torch, transformers and peft, and build/llm. A way of theirs is f32, autocast
+(weights of f32, products of bf16) or bf16, with "-compiled" by torch.compile. Ours has the dtype
+f32 beside f32 and autocast, and bf16 beside all of them. Both sides' best step of all turns counts;
+a step's processor seconds are those of all threads, waiting in a loop included, of all steps but
+the first.
 """
 
 import argparse
@@ -119,8 +120,8 @@ def tune(model, text, folder, *flags):
 
 def ours(args, folder, dtype):
     flags = ["--dtype", dtype, "--batch", str(args.batch), "--context", str(args.context),
-             "--accumulate", "1", "--held-out", os.path.join(folder, "held.txt"), "--tp",
-             str(args.threads), *args.flags.split()]
+             "--accumulate", "1", "--held-out", os.path.join(folder, "held.txt"),
+             *args.flags.split()]
     one = tune(args.model, args.text, folder, *flags, "--steps", "1")
     rows, cpu, most, _ = tune(args.model, args.text, folder, *flags, "--steps", str(1 + args.steps))
     return (max(float(row["tokens_per_s"]) for row in rows), (cpu - one[1]) / args.steps, most,

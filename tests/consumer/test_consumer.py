@@ -21,6 +21,10 @@ import train
 
 CC = os.environ.get("CC", "cc")
 CXX = os.environ.get("CXX", "c++")
+# Where the way of building is what is tested, and another test builds the kernels of the processor
+# so: half the time of compiling the implementation.
+PORTABLE = "-DTSHARD_NO_SIMD"
+FLAGS = {"CFLAGS": PORTABLE, "CXXFLAGS": PORTABLE}  # as CMake and Meson read them
 STRICT = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
 SMALL = ["-O2", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-s"]
 SMALL_LIMIT = 343e3  # bytes of a program with one linear layer
@@ -148,7 +152,7 @@ def version_is_the_same_everywhere(_):
 # ---- CMake -------------------------------------------------------------------
 
 
-def build_with_cmake(folder, way, *options, alone=True):
+def build_with_cmake(folder, way, *options, alone=True, **environment):
     """Configures and builds tests/consumer without optimisation, runs both programs; returns the
     build folder and what CMake printed. If alone, the first example compiles the implementation."""
     needs(cmake="cmake", cxx="g++")
@@ -156,7 +160,8 @@ def build_with_cmake(folder, way, *options, alone=True):
     text = must(["cmake", "-S", HERE, "-B", build, "-DCMAKE_BUILD_TYPE=Debug", "-DWAY=" + way,
                  "-DSOURCE=" + TOP, "-DVERSION=" + macros(),
                  "-DFIRST=" + first_example(folder, alone),
-                 "-DFIRST_USES=" + ("tshard" if alone else "static")] + list(options))
+                 "-DFIRST_USES=" + ("tshard" if alone else "static")] + list(options),
+                **environment)
     must(["cmake", "--build", build, "--parallel", "2"])
     for program in "first", "parallel":
         check_losses(must([os.path.join(build, program)]))
@@ -181,7 +186,7 @@ def add_subdirectory(folder):
 
 def fetch_content(folder):
     build_with_cmake(folder, "fetch", "-DFETCHCONTENT_SOURCE_DIR_TSHARD=" + TOP,
-                     "-DTSHARD_BACKENDS=threads", alone=False)
+                     "-DTSHARD_BACKENDS=threads", alone=False, **FLAGS)
 
 
 def find_package_installed_by_make(folder):
@@ -194,7 +199,7 @@ def find_package_installed_by_cmake(folder):
     needs(cmake="cmake", cxx="g++")
     own, prefix = os.path.join(folder, "own"), os.path.join(folder, "prefix")
     text = must(["cmake", "-S", TOP, "-B", own, "-DCMAKE_BUILD_TYPE=Debug",
-                 "-DCMAKE_INSTALL_PREFIX=" + prefix, "-DTSHARD_BACKENDS=threads;uv"])
+                 "-DCMAKE_INSTALL_PREFIX=" + prefix, "-DTSHARD_BACKENDS=threads;uv"], **FLAGS)
     must(["cmake", "--build", own, "--parallel", "2"])
     must(["cmake", "--install", own])
     there = files_below(prefix)
@@ -256,7 +261,7 @@ def pkg_config(folder):
 
     check(ask("--modversion") == [macros()], "version:", ask("--modversion"))
     program = os.path.join(folder, "program")
-    must([CC, "-std=c99", "-O0"] + STRICT + [first_example(folder), "-o", program]
+    must([CC, "-std=c99", "-O0", PORTABLE] + STRICT + [first_example(folder), "-o", program]
          + ask("--cflags", "--libs"))
     check_losses(must([program]))
     library = os.path.join(installed(), "lib")
@@ -424,9 +429,9 @@ def tool(name, package):
 def installed_c_file(folder):
     """The .c file beside the installed header, and a program without a macro."""
     include, program = os.path.join(installed(), "include", "tshard"), os.path.join(folder, "first")
-    must([CC, "-std=c99", "-O0"] + STRICT + ["-I", include, first_example(folder, False),
-                                             os.path.join(include, "tshard.c"), "-o", program,
-                                             "-lm", "-pthread"])
+    must([CC, "-std=c99", "-O0", PORTABLE] + STRICT
+         + ["-I", include, first_example(folder, False), os.path.join(include, "tshard.c"), "-o",
+            program, "-lm", "-pthread"])
     check_losses(must([program]))
 
 
@@ -447,7 +452,7 @@ def meson_subproject(folder):
     with open(os.path.join(folder, "meson.build"), "w", encoding="utf-8") as out:
         out.write(MESON)
     build, path = os.path.join(folder, "build"), os.path.dirname(meson) + ":" + os.environ["PATH"]
-    must([meson, "setup", build, folder, "--buildtype=debug"], PATH=path)
+    must([meson, "setup", build, folder, "--buildtype=debug"], PATH=path, **FLAGS)
     must([meson, "compile", "-C", build], PATH=path)
     for program in "first", "library":
         check_losses(must([os.path.join(build, program)]))

@@ -301,6 +301,23 @@ def adapters_are_written_and_read(folder):
     check(done.returncode == 0 and os.path.exists(learner.path("both/config.json")), done.stderr)
 
 
+def replicas_share_the_rows_by_default(folder):
+    """As many as there are cores and divide --batch, if flags leave it open."""
+    learner = Learner(folder)
+    cores = len(os.sched_getaffinity(0))
+    for batch, more, tunes in ((6, "--lora 2", True), (6, "--lora 2 --tp 1", False),
+                               (6, "--lora 2 --threads %d" % cores, False), (6, "", False)):
+        copies = max(n for n in range(1, cores + 1) if batch % n == 0) if tunes else 1
+        for name in ("out", "out.run"):
+            shutil.rmtree(learner.path(name), ignore_errors=True)
+        done = learner.llm(*learner.flags(learner.text, "out"), "--batch", str(batch),
+                           *more.split())
+        check(done.returncode == 0 and " x dp %d" % copies in done.stdout, more, copies,
+              done.stdout, done.stderr)
+        check((", dp %d" % copies in done.stderr) == (copies > 1), done.stderr)
+    near(learner.evaluate(learner.text), learner.evaluate(learner.text, "--tp", "1"), 1e-5)
+
+
 def evaluation_is_that_of_the_logits(folder):
     """Compares with the logits of windows of 32 tokens that begin 20 apart: each window counts the
     tokens that the one before it has not."""
@@ -365,6 +382,7 @@ def mistakes_are_refused(folder):
     refused(learner, 1, "does not divide by --dp 3", *run, "--dp", "3", "--batch", "8")
     refused(learner, 1, "does not divide by --accumulate 3", *run, "--accumulate", "3")
     refused(learner, 1, "No such file", "--finetune", learner.path("absent.txt"), *out)
+    refused(learner, 1, "text.txt has none", *run, "--dpo", "0.2")
     refused(learner, 1, "matches no linear layer", *run, "--lora", "4", "--targets",
             "absent_proj")
     refused(learner, 1, "--targets is a list", *run, "--lora", "4", "--targets", ",")
@@ -407,7 +425,8 @@ TESTS = [all_weights_learn_the_same_at_every_degree, adapters_learn_the_same_at_
          a_state_goes_on_at_another_degree,
          bf16_adapters_begin_as_the_model, preferences_are_learnt,
          packed_rows_learn_what_single_ones_do, chats_end,
-         a_killed_run_goes_on, adapters_are_written_and_read, evaluation_is_that_of_the_logits,
+         a_killed_run_goes_on, adapters_are_written_and_read,
+         replicas_share_the_rows_by_default, evaluation_is_that_of_the_logits,
          mistakes_are_refused, an_adapter_of_another_model_is_refused]
 
 if __name__ == "__main__":

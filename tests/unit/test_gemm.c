@@ -583,10 +583,13 @@ static void typed_gemm(const tshi_gemm_kernel *kernel, tsh_real alpha, const typ
     free(bytes);
 }
 
+/* What is added to a product: nothing, a row of tsh_real to each row, C in its own dtype. */
+typedef enum addend { NOTHING, BIAS, ITSELF, ADDENDS } addend;
+
 /* One product of the given kinds and layouts, against the sum in double. A tolerance of 0: values
  * are small integers, so that only C's dtype rounds. */
 static void try_typed(const tshi_gemm_kernel *kernel, const int64_t size[3], const kind kinds[2],
-                      tsh_dtype dtype, const int layout[3], int biased, double tolerance) {
+                      tsh_dtype dtype, const int layout[3], addend added, double tolerance) {
     const kind of_c = {dtype, 0}, reals = {TSH_REAL, 0};
     const int64_t m = size[0], n = size[1], k = size[2];
     typed a = typed_new(m, k, kinds[0], layout[0], 1, tolerance == 0);
@@ -594,23 +597,28 @@ static void try_typed(const tshi_gemm_kernel *kernel, const int64_t size[3], con
     typed c = typed_new(m, n, of_c, layout[2], 3, 1), d = typed_new(1, n, reals, ROWS, 4, 1);
     const int pairs = tshi_gemm_pairs(kernel, a.m, b.m);
     double *as = typed_seen(&a, pairs, 0), *bs = typed_seen(&b, pairs, 1);
+    double *ds = typed_seen(&c, 0, 0); /* what is added, of C's shape */
     d.m.row = 0;
-    typed_gemm(kernel, -2, &a, &b, R(biased), biased ? &d : &c, &c);
+    for (int64_t e = 0; e < m * n && added != ITSELF; e++)
+        ds[e] = added == BIAS ? typed_get(&d, 0, e % n) : 0;
+    typed_gemm(kernel, -2, &a, &b, R(added != NOTHING), added == BIAS ? &d : &c, &c);
     for (int64_t e = 0; e < m * n; e++) {
         const int64_t i = e / n, j = e % n;
         double sum = 0, want, error;
         for (int64_t p = 0; p < k; p++) sum += as[i * k + p] * bs[j * k + p];
-        want = -2 * sum + (biased ? typed_get(&d, 0, j) : 0);
+        want = -2 * sum + ds[e];
         error = fabs(typed_get(&c, i, j) - (tolerance == 0 ? rounded_to(dtype, want) : want));
         if (!(error <= tolerance + (tolerance == 0 || dtype == TSH_REAL ? 0 : fabs(want) / 256)))
-            fail_msg("%s: %s%s x %s%s -> %s, %dx%dx%d, layouts %d %d %d, (%d, %d): %.9g, not %.9g",
+            fail_msg("%s: %s%s x %s%s -> %s, %dx%dx%d, layouts %d %d %d, addend %d, (%d, %d): "
+                     "%.9g, not %.9g",
                      kernel->name, tshi_dtype_name(a.m.dtype), a.m.rounds ? " rounded" : "",
                      tshi_dtype_name(b.m.dtype), b.m.rounds ? " rounded" : "",
                      tshi_dtype_name(dtype), (int)m, (int)n, (int)k, layout[0], layout[1],
-                     layout[2], (int)i, (int)j, typed_get(&c, i, j), want);
+                     layout[2], (int)added, (int)i, (int)j, typed_get(&c, i, j), want);
     }
     free(as);
     free(bs);
+    free(ds);
     free(a.m.data);
     free(b.m.data);
     free(c.m.data);
@@ -635,18 +643,20 @@ static void test_dtypes(void **state) {
             const tsh_dtype out = outs[i / KINDS / KINDS];
             for (int s = 0; s < COUNT(small); s++, turn++) {
                 const int layout[3] = {turn % LAYOUTS, turn / 3 % LAYOUTS, turn / 7 % LAYOUTS};
-                try_typed(kernel, small[s % COUNT(small)], kinds, out, layout, turn & 1, 0);
+                try_typed(kernel, small[s % COUNT(small)], kinds, out, layout,
+                          (addend)(turn % ADDENDS), 0);
             }
             for (int s = 0; s < COUNT(big) && i % 11 == kernel->mr % 11; s++, turn++) {
                 const int layout[3] = {turn % 2, turn / 2 % 2, 0};
-                try_typed(kernel, big[s], kinds, out, layout, turn & 1, 0);
+                try_typed(kernel, big[s], kinds, out, layout, (addend)(turn % ADDENDS), 0);
             }
         }
-        for (int s = 0; s < COUNT(big); s++) { /* the two that matter most, always */
+        for (int s = 0; s < COUNT(big); s++) { /* those that matter most, always */
             const int transposed[3] = {ROWS, COLUMNS, ROWS}, plain[3] = {COLUMNS, ROWS, ROWS};
             const kind bf16[2] = {kind_of(2), kind_of(2)}, gradient[2] = {kind_of(1), kind_of(2)};
-            try_typed(kernel, big[s], bf16, TSH_BF16, transposed, 1, 0);
-            try_typed(kernel, big[s], gradient, TSH_REAL, plain, 0, 0);
+            try_typed(kernel, big[s], bf16, TSH_BF16, transposed, BIAS, 0);
+            try_typed(kernel, big[s], bf16, TSH_BF16, transposed, ITSELF, 0);
+            try_typed(kernel, big[s], gradient, TSH_REAL, plain, NOTHING, 0);
         }
     }
 }
@@ -664,8 +674,8 @@ static void test_dtypes_rounding(void **state) {
         const int i = s / COUNT(sizes), layout[3] = {i % 2, 1 - i / 2 % 2, 0};
         const kind kinds[2] = {kind_of(i % KINDS), kind_of(i / KINDS)};
         const double tolerance = 2 * eps * (double)size[2] * sqrt((double)size[2]);
-        try_typed(kernel, size, kinds, TSH_REAL, layout, 1, tolerance);
-        try_typed(kernel, size, kinds, TSH_BF16, layout, 0, tolerance);
+        try_typed(kernel, size, kinds, TSH_REAL, layout, BIAS, tolerance);
+        try_typed(kernel, size, kinds, TSH_BF16, layout, NOTHING, tolerance);
     }
 }
 
