@@ -197,6 +197,8 @@
  *     >>io-header       reading a file's header
  *     >>load-files      which files, and what they hold
  *     >>load-match      the model's tensors against the files'
+ *     >>load-read       a shard's bytes in the files
+ *     >>load-cache      shards that a rank keeps on disk
  *     >>load            values, and tsh_load
  *     >>check           hashes, replicas, finite differences
  *     >>trace-file      a trace of all ranks, as Chrome's JSON
@@ -375,7 +377,8 @@
  *          tsh_file_desc d = {.prefix = "model", .rename = names, .ignore = none};
  *          tsh_load_with(tsh_root(ctx), "folder", NULL, &d);
  *
- *   With .broadcast = 1, rank 0 alone has the files, and sends the others their shards.
+ *   With .broadcast = 1, rank 0 alone has the files, and sends the others their shards, which they
+ *   may keep on disk (.cache).
  *
  * WHERE THE TIME GOES
  *   tsh_trace_begin(ctx, &(tsh_trace_desc){.path = "trace.json"}) on every rank, a few steps,
@@ -3492,6 +3495,14 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
+/* A hash of 32 bytes, such as BLAKE2b, that no one can find other bytes for: shards are taken for
+ * equal if it is. */
+typedef struct tsh_hasher {
+    size_t size; /* bytes of a state, which is aligned to 64 */
+    void (*begin)(void *state);
+    void (*add)(void *state, const void *bytes, size_t count);
+    void (*end)(void *state, unsigned char hash[32]);
+} tsh_hasher;
 /* Options of saving and loading; all 0: none. */
 typedef struct tsh_file_desc {
     const char *prefix; /* names in the file begin with this and a dot; NULL or "": no prefix.
@@ -3518,6 +3529,16 @@ typedef struct tsh_file_desc {
     const char *const *ignore;
     int broadcast; /* loading: 1: only rank 0 of the world reads the files, and sends each rank
                     * its shards; other ranks ignore their path */
+    /* Loading with .broadcast: a folder that exists, in which this rank keeps its shards, each in a
+     * file that is named by .hasher's hash of its bytes and dtype. At the next load rank 0 sends
+     * the hashes, and then only the shards that a rank has not kept or whose file has changed.
+     * Rank 0 keeps the hashes there, for files of the same path, size and time. It is rank 0's that
+     * counts; a rank without one is sent everything. A shard that cannot be kept is logged. NULL:
+     * none. */
+    const char *cache;
+    const tsh_hasher *hasher; /* needed by .cache */
+    uint64_t stamp; /* with .cache and .read_at: tells what that gives from anything else: a hash of
+                     * the file it reads, its size and time; 0: rank 0 hashes all at each load */
     /* Loading: copies `bytes` bytes of a safetensors file, from offset `at` on, and returns how
      * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
      * exist (path is only named in errors), so a program can convert other formats as they are
@@ -3583,7 +3604,8 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
  * over the world and one over pp, of a few numbers per tensor; then the values, in messages of at
  * most 1 MiB, of which a rank holds one at a time, rank 0 two. Rank 0 sends each shard to its rank
  * of the first replica, and a replicated tensor to the first rank of tp, which broadcasts it over
- * tp; then all are broadcast over dp. */
+ * tp; then all are broadcast over dp. With rank 0's .cache, before that: a broadcast and an
+ * all-gather over the world, and all-reduces over tp and dp. */
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
 
@@ -40359,6 +40381,7 @@ enum {
     /* max bytes of a tensor's name in a file: prefixes, path and NUL */
     TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 48,
     TSHI_IO_QUOTE = 96,   /* max bytes of a name from a file when an error quotes it */
+    TSHI_IO_DIGEST = 32,  /* bytes of a hash of .hasher */
     TSHI_IO_HASHES = 4,   /* number of interleaved hashes that make the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor that tshi_load_sample hashes */
     TSHI_IO_NONFINITE = 8 /* max number of warnings that name a tensor with NaN or infinity */
@@ -40484,6 +40507,18 @@ typedef struct tshi_io {
     tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
     int64_t *share;       /* .broadcast: what rank 0 knows of the files, see tshi_load_share */
     int32_t *peer, *holds;
+    const tsh_file_desc *cache; /* .broadcast: has .cache and .hasher; NULL: nothing is kept */
+    int cached;                 /* 1: rank 0 has a cache, so it sends hashes first; 2: and this rank
+                                 * has logged that it cannot keep a shard */
+    void *state;                /* of the hasher */
+    /* cache_path: see tshi_load_cache_path; cache_part: the path of a shard's file until it is
+     * complete; cache_size: bytes of each */
+    char *cache_path, *cache_part;
+    size_t cache_size;
+    unsigned char *digest;      /* shape (tp, items, TSHI_IO_DIGEST): hashes of the ranks' shards */
+    /* shape (3 + world, items): 1: this rank has kept its shard; so have all ranks of tp; of dp;
+     * each rank of the world */
+    int32_t *kept;
     int64_t nonfinite; /* number of tensors with NaN or infinity that this rank reports */
     char *text, *at;   /* text of the header or index being parsed; its next character */
     /* shape (entries): tensors of the file being read; in the end, of all files */
@@ -43050,7 +43085,8 @@ static int tshi_load_prepare(tshi_io *io) {
 enum { TSHI_LOAD_SHARED = 4 }; /* int64 that tshi_load_share broadcasts per tensor */
 
 /* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each tensor of
- * the model, whether the files have it, and its dtype, file and offset there; and the counters. An
+ * the model, whether the files have it, and its dtype, file and offset there; the counters; and
+ * whether rank 0 knows hashes of shards (.cache). An
  * all-gather over the world tells which ranks are in the first replica, and at which place of tp
  * and pp (io->peer); an all-gather over pp tells which stages hold which tensor (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
@@ -43058,7 +43094,8 @@ static tsh_result tshi_load_share(tshi_io *io) {
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
     const int32_t place = ctx->dp.rank ? 0 : 1 + ctx->tp.rank + ctx->tp.size * ctx->pp.rank;
     int64_t *each = io->share, *counts = each + (int64_t)TSHI_LOAD_SHARED * items;
-    int64_t *ones = counts + io->counts; /* lengths of the ranks' parts in an all-gather */
+    int64_t *cached = counts + io->counts;
+    int64_t *ones = cached + 1; /* lengths of the ranks' parts in an all-gather */
     int32_t *places = io->peer + world, *held = io->holds + (int64_t)stages * items;
     tsh_result result;
     int i;
@@ -43071,7 +43108,9 @@ static tsh_result tshi_load_share(tshi_io *io) {
         held[i] = !io->item[i].param->absent;
     }
     for (i = 0; i < io->counts; i++) counts[i] = (int64_t)io->count[i].read;
+    *cached = io->cache != NULL;
     result = tsh_broadcast(&ctx->world, io->share, ones - io->share, TSH_I64, 0);
+    io->cached = (int)*cached;
     for (i = 0; i < world; i++) ones[i] = 1;
     if (result == TSH_OK) result = tsh_allgather(&ctx->world, &place, places, ones, 1, TSH_I32);
     for (i = 0; i < world; i++)
@@ -43098,14 +43137,20 @@ static int tshi_load_prepare_share(tshi_io *io) {
     const size_t ranks = (size_t)ctx->world.size;
     int i;
     io->share = (int64_t *)tshi_mem_arena_alloc(
-        ctx, &io->arena, (TSHI_LOAD_SHARED * items + (size_t)io->counts + ranks) * sizeof(int64_t));
+        ctx, &io->arena,
+        (TSHI_LOAD_SHARED * items + (size_t)io->counts + 1 + ranks) * sizeof(int64_t));
     io->peer = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena, 2 * ranks * sizeof(int32_t));
     io->holds = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                 (stages + 1) * items * sizeof(int32_t));
     if (ctx->world.rank > 0) /* one entry per tensor, filled in by tshi_load_share */
         io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                           items * sizeof *io->entry);
-    if (!io->share || !io->peer || !io->holds || (items && !io->entry)) return 0;
+    io->digest = (unsigned char *)tshi_mem_arena_alloc(
+        ctx, &io->arena, (size_t)ctx->tp.size * items * TSHI_IO_DIGEST);
+    io->kept = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
+                                               (3 + ranks) * items * sizeof(int32_t));
+    if (!io->share || !io->peer || !io->holds || !io->digest || !io->kept || (items && !io->entry))
+        return 0;
     io->hash = 0;
     for (i = 0; i < io->items; i++) {
         const tshi_io_item *item = &io->item[i];
@@ -43157,48 +43202,10 @@ static int tshi_load_check(tshi_io *io) {
 }
 
 /* ========================================================================== */
-/* >>load                                              MARK: - load (private) */
-/* Loads the shards of each rank, in any layout: from files, or from rank 0.  */
-/* Needs: >>load-match.                                                       */
+/* >>load-read                                    MARK: - load-read (private) */
+/* Reading a rank's shard of a tensor from the files, in the file's dtype.    */
+/* Needs: >>load-files.                                                       */
 /* ========================================================================== */
-
-/* Logs that a tensor has values that are not finite. Of a replicated tensor t, only rank 0 of tp
- * logs; of a sharded one, every rank of tp logs for its shard; both in the first replica only.
- * found: number of NaN, number of infinite values. */
-static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
-                           const int64_t *found) {
-    const tsh_ctx *ctx = io->ctx;
-    char rounded[64] = "";
-    if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
-    if (io->nonfinite++ >= TSHI_IO_NONFINITE) return;
-    if (item->file != t->dtype)
-        (void)snprintf(rounded, sizeof rounded, ", rounded from %s to %s",
-                       tshi_dtypes[item->file].file, tshi_dtypes[t->dtype].file);
-    tsh_log_message(&ctx->logger,
-                    "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values among "
-                    "the %lld that rank %d read%s",
-                    io->op, io->given, item->prefix, item->path, (long long)found[0],
-                    (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
-}
-
-/* Converts n values from the file's dtype and stores them in t, this rank's shard of a parameter or
- * moment, from index `local` on. Returns 0 and sets an error if there is no memory. */
-static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
-                             const char *from) {
-    char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
-    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights of up to TSHI_DTYPE_RUN elements */
-    int64_t e, m;
-    if (!tshi_io_is_exact(item)) {
-        tshi_dtype_convert(from, item->file, to, t->dtype, n);
-        return 1;
-    }
-    for (e = 0; e < n; e += m) {
-        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
-        tshi_dtype_convert(from + tshi_dtype_bytes(item->file, e), item->file, run, TSH_REAL, m);
-        if (!tshi_tensor_set_exact(t, local + e, m, run)) return 0;
-    }
-    return 1;
-}
 
 /* Reads bytes of a tensor of the open file; `at` is an offset like entry->begin. With .broadcast,
  * rank 0 reads for all ranks: bytes that it reads for one rank lie among those that it reads for
@@ -43256,6 +43263,326 @@ static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
     return bytes / row->size * (row->elements > 1 ? row->elements : 1);
 }
 
+/* ========================================================================== */
+/* >>load-cache                                  MARK: - load-cache (private) */
+/* Shards that a rank keeps on disk, and loads at the next load by .broadcast. */
+/* Needs: >>load-read.                                                        */
+/* ========================================================================== */
+
+/* HOW IT WORKS. Rank 0 broadcasts a hash for each shard of each tensor (of a replicated one, for
+ * all of it), over its dtype and its bytes as the file has them. A rank looks for a file of that
+ * name in its folder, and hashes what is in it. Ranks then tell each other what they have kept, and
+ * only what is lacking is sent, hashed and kept. A name says all about the bytes in a file, so that
+ * models, degrees and ranks may share a folder. Rank 0 has the hashes of a load in a file of its
+ * own, "hashes-" and a number that depends on the model, its layouts, and the files it is read
+ * from; that file ends with a hash of all that is before. */
+
+/* Returns rank r's hash of item's shard; of a replicated one, r is 0. */
+static unsigned char *tshi_load_digest(const tshi_io *io, const tshi_io_item *item, int r) {
+    return io->digest + ((int64_t)r * io->items + (item - io->item)) * TSHI_IO_DIGEST;
+}
+
+/* Returns this rank's hash of item's shard. */
+static const unsigned char *tshi_load_own_digest(const tshi_io *io, const tshi_io_item *item) {
+    return tshi_load_digest(io, item,
+                            item->form->layout.kind == TSH_SHARDED ? io->ctx->tp.rank : 0);
+}
+
+/* Returns the path of a file in the cache, whose name is `name` and, if there is one, the hash. It
+ * is valid until the next call. */
+static const char *tshi_load_cache_path(const tshi_io *io, const char *name,
+                                        const unsigned char *digest) {
+    char *at = io->cache_path;
+    size_t size = io->cache_size;
+    int n = snprintf(at, size, "%s/%s", io->cache->cache, name);
+    for (int i = 0; digest && i < TSHI_IO_DIGEST; i++, n += 2)
+        (void)snprintf(at + n, size - (size_t)n, "%02x", digest[i]);
+    return at;
+}
+
+/* Prepares the use of desc's cache. Sets an error if it has no hasher, or there is no memory. */
+static TSHI_COLD void tshi_load_open_cache(tshi_io *io, const tsh_file_desc *desc) {
+    enum { ALIGN = 64, NAME = 2 * TSHI_IO_DIGEST + 40 };
+    const tsh_hasher *h = desc->hasher;
+    char *state;
+    if (!h || !h->begin || !h->add || !h->end) {
+        (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
+                       "tsh_load: .cache \"%.200s\" needs a .hasher, which names its files",
+                       desc->cache);
+        return;
+    }
+    io->cache_size = strlen(desc->cache) + NAME;
+    io->cache_path = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, io->cache_size);
+    io->cache_part = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, io->cache_size);
+    state = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, h->size + ALIGN);
+    if (!io->cache_path || !io->cache_part || !state) return;
+    io->state = state + (ALIGN - (uintptr_t)state % ALIGN) % ALIGN;
+    (void)snprintf(io->cache_part, io->cache_size, "%s/part-%d", desc->cache, io->ctx->world.rank);
+    io->cache = desc;
+}
+
+/* Begins the hash of a shard of item. */
+static void tshi_load_hash_begin(const tshi_io *io, const tshi_io_item *item) {
+    const char *dtype = tshi_dtypes[item->file].file;
+    io->cache->hasher->begin(io->state);
+    io->cache->hasher->add(io->state, dtype, strlen(dtype) + 1);
+}
+
+/* Returns 1 if the hash of a shard, all of whose bytes were added, is `digest`. */
+static int tshi_load_hash_is(const tshi_io *io, const unsigned char *digest) {
+    unsigned char found[TSHI_IO_DIGEST];
+    io->cache->hasher->end(io->state, found);
+    return memcmp(found, digest, sizeof found) == 0;
+}
+
+/* -- rank 0: hashes of all shards ------------------------------------------- */
+
+/* Returns a number that depends on all that the hashes of a load do; 0: rank 0 cannot tell. */
+static uint64_t tshi_load_cache_key(const tshi_io *io) {
+    uint64_t key = tshi_rng_hash(io->hash, &io->ctx->tp.size, sizeof io->ctx->tp.size);
+    for (int i = 0; i < io->sources; i++) {
+        const tshi_io_source *source = &io->source[i];
+        const uint64_t stamp = io->reader ? io->cache->stamp : source->stamp;
+        if (!stamp) return 0;
+        key = tshi_rng_hash(key, &stamp, sizeof stamp);
+        key = tshi_rng_hash(key, source->path, strlen(source->path) + 1);
+    }
+    for (int i = 0; i < io->items; i++) {
+        const tshi_io_item *item = &io->item[i];
+        const tsh_layout *l = &item->form->layout;
+        int64_t facts[6] = {item->file, l->kind, l->dim, l->segments, -1, -1};
+        if (item->entry) {
+            facts[4] = item->entry->source;
+            facts[5] = item->entry->begin;
+        }
+        key = tshi_rng_hash(key, facts, sizeof facts);
+        for (int s = 0; l->kind == TSH_SHARDED && s < l->segments; s++) {
+            const int64_t segment[2] = {l->segment[s].length, l->segment[s].unit};
+            key = tshi_rng_hash(key, segment, sizeof segment);
+        }
+    }
+    return key;
+}
+
+/* Reads the hashes of an earlier load, or writes those of this one. Returns 1 if they were read. */
+static int tshi_load_known(const tshi_io *io, uint64_t key, int write) {
+    const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
+    const tsh_hasher *h = io->cache->hasher;
+    unsigned char end[TSHI_IO_DIGEST], found[TSHI_IO_DIGEST];
+    char name[40];
+    FILE *file;
+    int good;
+    (void)snprintf(name, sizeof name, "hashes-%016llx", (unsigned long long)key);
+    file = fopen(tshi_load_cache_path(io, name, NULL), write ? "wb" : "rb");
+    if (!file) return 0;
+    good = write || (fread(io->digest, 1, size, file) == size &&
+                     fread(end, 1, sizeof end, file) == sizeof end);
+    h->begin(io->state);
+    h->add(io->state, io->digest, size);
+    h->end(io->state, found);
+    if (write) /* a file that is cut off is not read: its end is no hash */
+        good = fwrite(io->digest, 1, size, file) == size &&
+               fwrite(found, 1, sizeof found, file) == sizeof found;
+    (void)fclose(file);
+    return good && !write && memcmp(end, found, sizeof end) == 0;
+}
+
+/* Fills in io->digest, from an earlier load or by reading all shards. */
+static void tshi_load_hash_all(tshi_io *io) {
+    const uint64_t key = tshi_load_cache_key(io);
+    if (key && tshi_load_known(io, key, 0)) return;
+    for (int i = 0; i < io->items; i++) {
+        const tshi_io_item *item = io->order[i];
+        const int ranks = item->form->layout.kind == TSH_SHARDED ? io->ctx->tp.size : 1;
+        const int64_t step = tshi_load_step(io, item);
+        for (int r = 0; item->entry && r < ranks; r++) {
+            tshi_runs run = tshi_tensor_runs(item->form, r, 0, tsh_numel(item->form));
+            int64_t n;
+            tshi_load_hash_begin(io, item);
+            while ((n = tshi_load_fill(io, item, &run, step, io->buffer)) > 0)
+                io->cache->hasher->add(io->state, io->buffer, tshi_dtype_bytes(item->file, n));
+            io->cache->hasher->end(io->state, tshi_load_digest(io, item, r));
+        }
+    }
+    if (key && io->ctx->error.code == TSH_OK) (void)tshi_load_known(io, key, 1);
+}
+
+/* -- all ranks: what is kept -------------------------------------------------- */
+
+/* Returns 1 if this rank has kept its shard of item; a file that holds other bytes is removed. */
+static int tshi_load_has(const tshi_io *io, const tshi_io_item *item) {
+    const unsigned char *digest = tshi_load_own_digest(io, item);
+    const char *path = tshi_load_cache_path(io, "", digest);
+    FILE *file = fopen(path, "rb");
+    size_t left = tshi_dtype_bytes(item->file, tsh_local_numel(item->form)), n;
+    int same;
+    if (!file) return 0;
+    tshi_load_hash_begin(io, item);
+    while ((n = fread(io->buffer, 1, TSHI_IO_BUFFER, file)) > 0 && n <= left) {
+        io->cache->hasher->add(io->state, io->buffer, n);
+        left -= n;
+    }
+    same = tshi_load_hash_is(io, digest) && left == 0 && n == 0 && !ferror(file);
+    (void)fclose(file);
+    if (!same) (void)remove(path);
+    return same;
+}
+
+/* With rank 0's .cache, collective over the world, tp and dp: sets io->kept; without, to NULL. */
+static tsh_result tshi_load_ask(tshi_io *io) {
+    tsh_ctx *ctx = io->ctx;
+    const int64_t items = io->items, words = TSHI_IO_DIGEST / 4 * ctx->tp.size * items;
+    int32_t *own = io->kept, *tp = own + items, *dp = tp + items, *all = dp + items;
+    tsh_result result;
+    if (!io->cached) io->kept = NULL;
+    if (!io->cached) return TSH_OK;
+    if (ctx->world.rank == 0) tshi_load_hash_all(io);
+    result = tsh_broadcast(&ctx->world, io->digest, words, TSH_I32, 0);
+    for (int64_t i = 0; i < items; i++) {
+        const tshi_io_item *item = &io->item[i];
+        own[i] = ctx->world.rank == 0 || !item->entry || item->param->absent ||
+                 (io->cache && result == TSH_OK && tshi_load_has(io, item));
+        tp[i] = dp[i] = own[i];
+    }
+    for (int r = 0; r < ctx->world.size; r++) io->share[r] = items;
+    if (result == TSH_OK) result = tsh_allreduce(&ctx->tp, tp, items, TSH_I32, TSH_MIN);
+    if (result == TSH_OK) result = tsh_allreduce(&ctx->dp, dp, items, TSH_I32, TSH_MIN);
+    if (result == TSH_OK) result = tsh_allgather(&ctx->world, own, all, io->share, 1, TSH_I32);
+    return tshi_error_comm(ctx, result, io->op);
+}
+
+/* Returns 1 if a rank of the world has kept its shard of the item of this index. */
+static int tshi_load_kept_by(const tshi_io *io, int rank, int64_t index) {
+    return io->kept && io->kept[(3 + (int64_t)rank) * io->items + index];
+}
+
+/* -- a shard on its way --------------------------------------------------------- */
+
+/* The file of a shard that is loaded: it is read, or written; file NULL: there is none. */
+typedef struct tshi_keeping {
+    tshi_io *io;
+    const tshi_io_item *item;
+    FILE *file;
+    int writes;
+} tshi_keeping;
+
+/* Logs that a shard cannot be kept, once a load. */
+static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep) {
+    tshi_io *io = keep->io;
+    if (io->cached < 2)
+        tsh_log_message(&io->ctx->logger,
+                        "%s: rank %d cannot keep \"%s%.96s\" in \"%.200s\" (%s); it is loaded all "
+                        "the same",
+                        io->op, io->ctx->world.rank, keep->item->prefix, keep->item->path,
+                        io->cache->cache, strerror(errno));
+    io->cached = 2;
+}
+
+/* Fails because a file that tshi_load_has has read cannot be read again. */
+static TSHI_COLD void tshi_load_lost(const tshi_keeping *keep) {
+    (void)tsh_fail(keep->io->ctx, TSH_ERR_IO,
+                   "%s: rank %d cannot read the shard of \"%s%.96s\" again that it has kept in "
+                   "\"%.200s\"; load once more",
+                   keep->io->op, keep->io->ctx->world.rank, keep->item->prefix, keep->item->path,
+                   keep->io->cache->cache);
+}
+
+/* Opens the file of this rank's shard of item, if there is a cache. keeps 0: none is written. */
+static tshi_keeping tshi_load_keep_begin(tshi_io *io, const tshi_io_item *item, int keeps) {
+    tshi_keeping keep = {io, item, NULL, 0};
+    if (!io->kept || !io->cache || io->ctx->world.rank == 0) return keep;
+    if (io->kept[item - io->item]) {
+        keep.file = fopen(tshi_load_cache_path(io, "", tshi_load_own_digest(io, item)), "rb");
+        if (!keep.file) tshi_load_lost(&keep);
+        return keep;
+    }
+    if (!keeps) return keep;
+    keep.writes = 1;
+    tshi_load_hash_begin(io, item);
+    keep.file = fopen(io->cache_part, "wb");
+    if (!keep.file) tshi_load_unkept(&keep);
+    return keep;
+}
+
+/* Reads the next n elements of a shard that was kept; does nothing if it was not. */
+static void tshi_load_keep_read(tshi_keeping *keep, int64_t n, char *bytes) {
+    const size_t size = tshi_dtype_bytes(keep->item->file, n);
+    if (!keep->file || keep->writes) return;
+    if (fread(bytes, 1, size, keep->file) != size) tshi_load_lost(keep);
+}
+
+/* Writes the next n elements of a shard that is to be kept. */
+static void tshi_load_keep_write(tshi_keeping *keep, int64_t n, const char *bytes) {
+    const size_t size = tshi_dtype_bytes(keep->item->file, n);
+    if (!keep->file || !keep->writes) return;
+    keep->io->cache->hasher->add(keep->io->state, bytes, size);
+    if (fwrite(bytes, 1, size, keep->file) == size) return;
+    tshi_load_unkept(keep);
+    (void)fclose(keep->file);
+    (void)remove(keep->io->cache_part);
+    keep->file = NULL;
+}
+
+/* Closes the file. One that was written gets its name if it is complete, and is removed if not. */
+static void tshi_load_keep_end(tshi_keeping *keep, int complete) {
+    const tshi_io *io = keep->io;
+    const unsigned char *digest;
+    int closed;
+    if (!keep->file) return;
+    closed = fclose(keep->file) == 0;
+    if (!keep->writes) return;
+    digest = tshi_load_own_digest(io, keep->item);
+    if (complete && closed && tshi_load_hash_is(io, digest) &&
+        rename(io->cache_part, tshi_load_cache_path(io, "", digest)) == 0)
+        return;
+    if (complete) tshi_load_unkept(keep);
+    (void)remove(io->cache_part);
+}
+
+/* ========================================================================== */
+/* >>load                                              MARK: - load (private) */
+/* Loads the shards of each rank, in any layout: from files, or from rank 0.  */
+/* Needs: >>load-match >>load-cache.                                          */
+/* ========================================================================== */
+
+/* Logs that a tensor has values that are not finite. Of a replicated tensor t, only rank 0 of tp
+ * logs; of a sharded one, every rank of tp logs for its shard; both in the first replica only.
+ * found: number of NaN, number of infinite values. */
+static void tshi_load_warn(tshi_io *io, const tshi_io_item *item, const tsh_tensor *t,
+                           const int64_t *found) {
+    const tsh_ctx *ctx = io->ctx;
+    char rounded[64] = "";
+    if (ctx->dp.rank > 0 || (ctx->tp.rank > 0 && t->layout.kind != TSH_SHARDED)) return;
+    if (io->nonfinite++ >= TSHI_IO_NONFINITE) return;
+    if (item->file != t->dtype)
+        (void)snprintf(rounded, sizeof rounded, ", rounded from %s to %s",
+                       tshi_dtypes[item->file].file, tshi_dtypes[t->dtype].file);
+    tsh_log_message(&ctx->logger,
+                    "%s: \"%.128s\": \"%s%.96s\" holds %lld NaN and %lld infinite values among "
+                    "the %lld that rank %d read%s",
+                    io->op, io->given, item->prefix, item->path, (long long)found[0],
+                    (long long)found[1], (long long)tsh_local_numel(t), ctx->world.rank, rounded);
+}
+
+/* Converts n values from the file's dtype and stores them in t, this rank's shard of a parameter or
+ * moment, from index `local` on. Returns 0 and sets an error if there is no memory. */
+static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t local, int64_t n,
+                             const char *from) {
+    char *to = (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, local);
+    tsh_real run[TSHI_DTYPE_RUN]; /* exact weights of up to TSHI_DTYPE_RUN elements */
+    int64_t e, m;
+    if (!tshi_io_is_exact(item)) {
+        tshi_dtype_convert(from, item->file, to, t->dtype, n);
+        return 1;
+    }
+    for (e = 0; e < n; e += m) {
+        m = tshi_base_min(TSHI_DTYPE_RUN, n - e);
+        tshi_dtype_convert(from + tshi_dtype_bytes(item->file, e), item->file, run, TSH_REAL, m);
+        if (!tshi_tensor_set_exact(t, local + e, m, run)) return 0;
+    }
+    return 1;
+}
+
 /* With .broadcast, on rank 0: sends the shard of a tensor that rank r of tp holds to rank `peer` of
  * the world. Reads one buffer while the other is being sent. */
 static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
@@ -43285,8 +43612,8 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* With .broadcast, on rank 0: sends a tensor to the ranks of the first replica that hold it; a
- * replicated one only to rank 0 of tp on each stage. */
+/* With .broadcast, on rank 0: sends a tensor to the ranks of the first replica that hold it and
+ * have not kept it; a replicated one only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
     const int ranks = item->form->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
@@ -43295,7 +43622,8 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     int s, r;
     for (s = 0; s < ctx->pp.size; s++)
         for (r = 0; r < ranks && io->holds[(int64_t)s * io->items + index]; r++)
-            if ((s || r) && result == TSH_OK)
+            if ((s || r) && result == TSH_OK &&
+                !tshi_load_kept_by(io, io->peer[s * ctx->tp.size + r], index))
                 result = tshi_load_send(io, item, r, io->peer[s * ctx->tp.size + r]);
     return result;
 }
@@ -43303,18 +43631,22 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
 /* With .broadcast: gets n elements of a tensor, which rank 0 of the world has read, to `bytes` on
  * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated tensor,
  * rank 0 of tp does, and broadcasts it over tp. In either case, the first replica then broadcasts
- * over dp. */
+ * over dp. Ranks that have kept the shard have read it to `bytes`, and none is sent to a group all
+ * of whose ranks have. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->form->layout.kind != TSH_SHARDED;
+    const int32_t *kept = io->kept ? io->kept + (item - io->item) : NULL, none = 0;
+    const int32_t own = kept ? kept[0] : none;
+    const int32_t in_tp = kept ? kept[io->items] : none, in_dp = kept ? kept[2 * io->items] : none;
     int64_t sent = n;
     const tsh_dtype dtype = tshi_io_sent_as(item->file, &sent);
     tsh_result result = TSH_OK;
-    if (ctx->world.rank > 0 && ctx->dp.rank == 0 && (!whole || ctx->tp.rank == 0))
+    if (ctx->world.rank > 0 && !own && ctx->dp.rank == 0 && (!whole || ctx->tp.rank == 0))
         result = tsh_recv(&ctx->world, bytes, sent, dtype, 0);
-    if (result == TSH_OK && whole && ctx->dp.rank == 0 && ctx->tp.size > 1)
+    if (result == TSH_OK && whole && !in_tp && ctx->dp.rank == 0 && ctx->tp.size > 1)
         result = tsh_broadcast(&ctx->tp, bytes, sent, dtype, 0);
-    if (result == TSH_OK && ctx->dp.size > 1)
+    if (result == TSH_OK && !in_dp && ctx->dp.size > 1)
         result = tsh_broadcast(&ctx->dp, bytes, sent, dtype, 0);
     return tshi_error_comm(ctx, result, io->op);
 }
@@ -43328,18 +43660,25 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
     /* 1: the values need no conversion, so they are read straight into t */
     const int direct = t && item->file == t->dtype;
     tshi_runs run = tshi_tensor_runs(item->form, ctx->tp.rank, 0, tsh_numel(item->form));
+    tshi_keeping keep = tshi_load_keep_begin(io, item, t != NULL);
     int64_t found[2] = {0, 0}, e, n; /* found: number of NaN, number of infinite values */
     for (e = 0; e < all; e += n) {
         char *to = t ? (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, e) : NULL;
         char *bytes = direct ? to : io->buffer;
         n = tshi_base_min(all - e, step);
         if (reads) (void)tshi_load_fill(io, item, &run, n, bytes);
-        if (io->broadcast && tshi_load_receive(io, item, n, bytes) != TSH_OK) return TSH_ERR_IO;
+        tshi_load_keep_read(&keep, n, bytes);
+        if (io->broadcast && tshi_load_receive(io, item, n, bytes) != TSH_OK) {
+            tshi_load_keep_end(&keep, 0);
+            return TSH_ERR_IO;
+        }
+        tshi_load_keep_write(&keep, n, bytes);
         if (!io->broadcast && ctx->error.code != TSH_OK) return TSH_OK;
         if (!t || ctx->error.code != TSH_OK) continue;
         if (direct || tshi_load_convert(item, t, e, n, bytes))
             tshi_io_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
     }
+    tshi_load_keep_end(&keep, ctx->error.code == TSH_OK);
     if (direct) tshi_tensor_forget_exact(t);
     if (found[0] || found[1]) tshi_load_warn(io, item, t, found);
     return TSH_OK;
@@ -43392,7 +43731,8 @@ static tsh_result tshi_load_all(tshi_io *io) {
     io->path = io->given;
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* the model is unchanged */
     if (io->optim && io->optim->outer) tshi_outer_reset(io->optim->outer);
-    if (io->broadcast && tshi_load_share(io) != TSH_OK) return ctx->error.code;
+    if (io->broadcast && (tshi_load_share(io) != TSH_OK || tshi_load_ask(io) != TSH_OK))
+        return ctx->error.code;
     for (i = 0; i < io->items && (io->broadcast || ctx->error.code == TSH_OK); i++)
         if (tshi_load_item(io, io->order[i]) != TSH_OK) break;
     if (io->nonfinite > TSHI_IO_NONFINITE)
@@ -43426,6 +43766,7 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     for (const tsh_ema *ema = ctx->emas; ema; ema = ema->older)
         (void)tshi_ema_check_swapped(ema, "tsh_load"); /* the next tsh_ema_swap would undo a load */
     io.broadcast = shares;
+    if (shares && desc->cache) tshi_load_open_cache(&io, desc);
     if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);
     tshi_comm_set_caller(ctx, TSHI_CALLER_LOAD);
     (void)tshi_load_all(&io);

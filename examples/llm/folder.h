@@ -114,6 +114,9 @@ typedef struct llm_config {
     unsigned char no_rope[LLM_MOST_LAYERS]; /* of each layer, 1: it has no rotary positions */
     tsh_dtype dtype; /* dtype of the weights in config.json; TSH_F32 if the key is missing */
     int broadcast;   /* 1: rank 0 alone has the files, and sends the others their shards */
+    const char *cache;        /* .cache, .hasher and .stamp of tsh_file_desc; NULL: none */
+    const tsh_hasher *hasher;
+    uint64_t stamp;
     int64_t eos[LLM_MOST_EOS]; /* the tokens that end a text */
     int eos_count;
 } llm_config;

@@ -35,6 +35,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -50,7 +51,7 @@ enum {
  * read it, but for the error. */
 typedef struct llm_job {
     const char *model, *dump, *backend, *dtype, *weights; /* values of flags; NULL: not given */
-    const char *tokenizer_file, *pre, *embed, *system, *template_name;
+    const char *tokenizer_file, *pre, *embed, *system, *template_name, *cache;
     text_list prompt_texts, ids, stops, ignored; /* values of --prompt, --ids, --stop, --ignore */
     int64_t tp, max_new, threads, context; /* max_new -1, others 0: not given */
     int terminal; /* --chat: 1: on a terminal, with threads of this process as ranks */
@@ -222,6 +223,7 @@ static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
         {"tp", "ranks, as threads; else chosen for the cores", .number = &job->tp},
         {"threads", "threads of each rank; else chosen with the ranks", .number = &job->threads},
         {"backend", "threads, or tcp: a process per rank, by tshard-run", .text = &job->backend},
+        {"cache", "tcp: keeps what rank 0 sends of the model in this folder", .text = &job->cache},
         {"dtype", "f32, bf16 or f16 of all weights; else what the model says", .text = &job->dtype},
         {"weights", "q8_0, q4_0 or q4_1: of 8 or 4 bits", .text = &job->weights},
         {"embed", "write a vector for each line of this file", .text = &job->embed},
@@ -269,6 +271,8 @@ static int check_names(const llm_job *job) {
         return usage("--dtype is f32, bf16 or f16, not '%s'", job->dtype);
     if (strcmp(job->backend, "threads") != 0 && strcmp(job->backend, "tcp") != 0)
         return usage("--backend is threads or tcp, not '%s'", job->backend);
+    if (job->cache && strcmp(job->backend, "tcp") != 0)
+        return usage("--cache is for --backend tcp, where rank 0 sends the model");
     for (size_t i = 0; i < job->stops.count; i++)
         if (!job->stops.at[i][0]) return usage("--stop needs a text that is not empty");
     return 0;
@@ -1553,6 +1557,46 @@ static int send_found(llm_job *job, int ok) {
     return ok;
 }
 
+#ifdef LLM_TCP
+/* BLAKE2b, of which libsodium has the state. */
+static void hash_begin(void *state) {
+    (void)crypto_generichash_init((crypto_generichash_state *)state, NULL, 0, 32);
+}
+
+static void hash_add(void *state, const void *bytes, size_t count) {
+    (void)crypto_generichash_update((crypto_generichash_state *)state,
+                                    (const unsigned char *)bytes, count);
+}
+
+static void hash_end(void *state, unsigned char hash[32]) {
+    (void)crypto_generichash_final((crypto_generichash_state *)state, hash, 32);
+}
+
+/* Lets the model be loaded with --cache. Returns 0 after an error. */
+static int open_cache(llm_job *job) {
+    static const tsh_hasher blake2b = {sizeof(crypto_generichash_state), hash_begin, hash_add,
+                                       hash_end};
+    struct stat info;
+    int64_t facts[3] = {0};
+    if (job->cache && mkdir(job->cache, 0777) != 0 && errno != EEXIST)
+        return !refuse(job, "--cache: the folder %s cannot be made: %s", job->cache,
+                       strerror(errno));
+    if (job->config.gguf && stat(job->model, &info) == 0) {
+        facts[0] = (int64_t)info.st_ino;
+        facts[1] = (int64_t)info.st_size;
+        facts[2] = (int64_t)info.st_mtime;
+    }
+    job->config.cache = job->cache;
+    job->config.hasher = &blake2b;
+    job->config.stamp = facts[0] ? state_hash(STATE_HASH, facts, sizeof facts) : 0;
+    return 1;
+}
+#else
+static int open_cache(llm_job *job) {
+    return !refuse(job, "built without TCP");
+}
+#endif
+
 static int run_texts(llm_job *job) {
     int64_t lacking = 0;
     int ok = 1;
@@ -1566,7 +1610,7 @@ static int run_texts(llm_job *job) {
         ok = !refuse(job, "a rank's host has no %s, which --finetune, --evaluate and --adapter "
                      "need on each", job->model);
     if (ok && (!lacking || job->comm.rank == 0)) ok = prepare(job);
-    if (lacking) ok = send_found(job, ok);
+    if (lacking) ok = send_found(job, ok) && open_cache(job);
     if (!ok && job->joined) tsh_comm_close(&job->comm);
     ok = ok && run(job) == 0 && !job->error[0];
     if (ok && tunes_model(job) && !tune_finish(&job->tune)) refuse(job, "%s", job->tune.error);

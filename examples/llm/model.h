@@ -329,7 +329,10 @@ LLM_API tsh_result llm_model_fill(llm_net *m, const char *folder, tsh_dtype weig
                           .rename = renamed,
                           .ignore = ignored,
                           .strict_names = 1,
-                          .broadcast = c->broadcast};
+                          .broadcast = c->broadcast,
+                          .cache = c->cache,
+                          .hasher = c->hasher,
+                          .stamp = c->stamp};
     llm_list_ignored(c, ignored);
     llm_list_renamed(c, family, renamed, embedding, sizeof embedding);
     if (c->gguf && !gguf_file_open(&blocks, c->gguf, llm_keeps, m))

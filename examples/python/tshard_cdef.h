@@ -1089,6 +1089,12 @@ extern tsh_result tsh_save(tsh_module *module, const char *path, const tsh_optim
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
+typedef struct tsh_hasher {
+    size_t size;
+    void (*begin)(void *state);
+    void (*add)(void *state, const void *bytes, size_t count);
+    void (*end)(void *state, unsigned char hash[32]);
+} tsh_hasher;
 typedef struct tsh_file_desc {
     const char *prefix;
     tsh_dtype dtype;
@@ -1097,6 +1103,9 @@ typedef struct tsh_file_desc {
     const tsh_rename *rename;
     const char *const *ignore;
     int broadcast;
+    const char *cache;
+    const tsh_hasher *hasher;
+    uint64_t stamp;
     int64_t (*read_at)(int64_t at, void *to, int64_t bytes, void *user);
     void *user;
     tsh_ema *ema;

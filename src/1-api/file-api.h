@@ -42,6 +42,14 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
+/* A hash of 32 bytes, such as BLAKE2b, that no one can find other bytes for: shards are taken for
+ * equal if it is. */
+typedef struct tsh_hasher {
+    size_t size; /* bytes of a state, which is aligned to 64 */
+    void (*begin)(void *state);
+    void (*add)(void *state, const void *bytes, size_t count);
+    void (*end)(void *state, unsigned char hash[32]);
+} tsh_hasher;
 /* Options of saving and loading; all 0: none. */
 typedef struct tsh_file_desc {
     const char *prefix; /* names in the file begin with this and a dot; NULL or "": no prefix.
@@ -68,6 +76,16 @@ typedef struct tsh_file_desc {
     const char *const *ignore;
     int broadcast; /* loading: 1: only rank 0 of the world reads the files, and sends each rank
                     * its shards; other ranks ignore their path */
+    /* Loading with .broadcast: a folder that exists, in which this rank keeps its shards, each in a
+     * file that is named by .hasher's hash of its bytes and dtype. At the next load rank 0 sends
+     * the hashes, and then only the shards that a rank has not kept or whose file has changed.
+     * Rank 0 keeps the hashes there, for files of the same path, size and time. It is rank 0's that
+     * counts; a rank without one is sent everything. A shard that cannot be kept is logged. NULL:
+     * none. */
+    const char *cache;
+    const tsh_hasher *hasher; /* needed by .cache */
+    uint64_t stamp; /* with .cache and .read_at: tells what that gives from anything else: a hash of
+                     * the file it reads, its size and time; 0: rank 0 hashes all at each load */
     /* Loading: copies `bytes` bytes of a safetensors file, from offset `at` on, and returns how
      * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
      * exist (path is only named in errors), so a program can convert other formats as they are
@@ -133,7 +151,8 @@ TSH_API tsh_result tsh_load(tsh_module *module, const char *path, tsh_optim *opt
  * over the world and one over pp, of a few numbers per tensor; then the values, in messages of at
  * most 1 MiB, of which a rank holds one at a time, rank 0 two. Rank 0 sends each shard to its rank
  * of the first replica, and a replicated tensor to the first rank of tp, which broadcasts it over
- * tp; then all are broadcast over dp. */
+ * tp; then all are broadcast over dp. With rank 0's .cache, before that: a broadcast and an
+ * all-gather over the world, and all-reduces over tp and dp. */
 TSH_API tsh_result tsh_load_with(tsh_module *module, const char *path, tsh_optim *optim,
                                  const tsh_file_desc *desc);
 

@@ -170,7 +170,8 @@
  *          tsh_file_desc d = {.prefix = "model", .rename = names, .ignore = none};
  *          tsh_load_with(tsh_root(ctx), "folder", NULL, &d);
  *
- *   With .broadcast = 1, rank 0 alone has the files, and sends the others their shards.
+ *   With .broadcast = 1, rank 0 alone has the files, and sends the others their shards, which they
+ *   may keep on disk (.cache).
  *
  * WHERE THE TIME GOES
  *   tsh_trace_begin(ctx, &(tsh_trace_desc){.path = "trace.json"}) on every rank, a few steps,

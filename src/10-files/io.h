@@ -20,6 +20,7 @@ enum {
     /* max bytes of a tensor's name in a file: prefixes, path and NUL */
     TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 48,
     TSHI_IO_QUOTE = 96,   /* max bytes of a name from a file when an error quotes it */
+    TSHI_IO_DIGEST = 32,  /* bytes of a hash of .hasher */
     TSHI_IO_HASHES = 4,   /* number of interleaved hashes that make the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor that tshi_load_sample hashes */
     TSHI_IO_NONFINITE = 8 /* max number of warnings that name a tensor with NaN or infinity */
@@ -145,6 +146,18 @@ typedef struct tshi_io {
     tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
     int64_t *share;       /* .broadcast: what rank 0 knows of the files, see tshi_load_share */
     int32_t *peer, *holds;
+    const tsh_file_desc *cache; /* .broadcast: has .cache and .hasher; NULL: nothing is kept */
+    int cached;                 /* 1: rank 0 has a cache, so it sends hashes first; 2: and this rank
+                                 * has logged that it cannot keep a shard */
+    void *state;                /* of the hasher */
+    /* cache_path: see tshi_load_cache_path; cache_part: the path of a shard's file until it is
+     * complete; cache_size: bytes of each */
+    char *cache_path, *cache_part;
+    size_t cache_size;
+    unsigned char *digest;      /* shape (tp, items, TSHI_IO_DIGEST): hashes of the ranks' shards */
+    /* shape (3 + world, items): 1: this rank has kept its shard; so have all ranks of tp; of dp;
+     * each rank of the world */
+    int32_t *kept;
     int64_t nonfinite; /* number of tensors with NaN or infinity that this rank reports */
     char *text, *at;   /* text of the header or index being parsed; its next character */
     /* shape (entries): tensors of the file being read; in the end, of all files */

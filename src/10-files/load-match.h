@@ -485,7 +485,8 @@ static int tshi_load_prepare(tshi_io *io) {
 enum { TSHI_LOAD_SHARED = 4 }; /* int64 that tshi_load_share broadcasts per tensor */
 
 /* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each tensor of
- * the model, whether the files have it, and its dtype, file and offset there; and the counters. An
+ * the model, whether the files have it, and its dtype, file and offset there; the counters; and
+ * whether rank 0 knows hashes of shards (.cache). An
  * all-gather over the world tells which ranks are in the first replica, and at which place of tp
  * and pp (io->peer); an all-gather over pp tells which stages hold which tensor (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
@@ -493,7 +494,8 @@ static tsh_result tshi_load_share(tshi_io *io) {
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
     const int32_t place = ctx->dp.rank ? 0 : 1 + ctx->tp.rank + ctx->tp.size * ctx->pp.rank;
     int64_t *each = io->share, *counts = each + (int64_t)TSHI_LOAD_SHARED * items;
-    int64_t *ones = counts + io->counts; /* lengths of the ranks' parts in an all-gather */
+    int64_t *cached = counts + io->counts;
+    int64_t *ones = cached + 1; /* lengths of the ranks' parts in an all-gather */
     int32_t *places = io->peer + world, *held = io->holds + (int64_t)stages * items;
     tsh_result result;
     int i;
@@ -506,7 +508,9 @@ static tsh_result tshi_load_share(tshi_io *io) {
         held[i] = !io->item[i].param->absent;
     }
     for (i = 0; i < io->counts; i++) counts[i] = (int64_t)io->count[i].read;
+    *cached = io->cache != NULL;
     result = tsh_broadcast(&ctx->world, io->share, ones - io->share, TSH_I64, 0);
+    io->cached = (int)*cached;
     for (i = 0; i < world; i++) ones[i] = 1;
     if (result == TSH_OK) result = tsh_allgather(&ctx->world, &place, places, ones, 1, TSH_I32);
     for (i = 0; i < world; i++)
@@ -533,14 +537,20 @@ static int tshi_load_prepare_share(tshi_io *io) {
     const size_t ranks = (size_t)ctx->world.size;
     int i;
     io->share = (int64_t *)tshi_mem_arena_alloc(
-        ctx, &io->arena, (TSHI_LOAD_SHARED * items + (size_t)io->counts + ranks) * sizeof(int64_t));
+        ctx, &io->arena,
+        (TSHI_LOAD_SHARED * items + (size_t)io->counts + 1 + ranks) * sizeof(int64_t));
     io->peer = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena, 2 * ranks * sizeof(int32_t));
     io->holds = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                 (stages + 1) * items * sizeof(int32_t));
     if (ctx->world.rank > 0) /* one entry per tensor, filled in by tshi_load_share */
         io->entry = (tshi_io_entry *)tshi_mem_arena_alloc(ctx, &io->arena,
                                                           items * sizeof *io->entry);
-    if (!io->share || !io->peer || !io->holds || (items && !io->entry)) return 0;
+    io->digest = (unsigned char *)tshi_mem_arena_alloc(
+        ctx, &io->arena, (size_t)ctx->tp.size * items * TSHI_IO_DIGEST);
+    io->kept = (int32_t *)tshi_mem_arena_alloc(ctx, &io->arena,
+                                               (3 + ranks) * items * sizeof(int32_t));
+    if (!io->share || !io->peer || !io->holds || !io->digest || !io->kept || (items && !io->entry))
+        return 0;
     io->hash = 0;
     for (i = 0; i < io->items; i++) {
         const tshi_io_item *item = &io->item[i];

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>load                                              MARK: - load (private) */
 /* Loads the shards of each rank, in any layout: from files, or from rank 0.  */
-/* Needs: >>load-match.                                                       */
+/* Needs: >>load-match >>load-cache.                                          */
 /* ========================================================================== */
 
 /* Logs that a tensor has values that are not finite. Of a replicated tensor t, only rank 0 of tp
@@ -42,62 +42,6 @@ static int tshi_load_convert(const tshi_io_item *item, tsh_tensor *t, int64_t lo
     return 1;
 }
 
-/* Reads bytes of a tensor of the open file; `at` is an offset like entry->begin. With .broadcast,
- * rank 0 reads for all ranks: bytes that it reads for one rank lie among those that it reads for
- * another, and the gaps between short runs (rows of a shard of columns) cost less than a system
- * call for each run. So it reads TSHI_LOAD_AHEAD bytes at once into io->ahead and copies runs from
- * there. Other ranks, and a user's .read_at, which may compute the bytes, read no more than
- * they need. Returns what tshi_load_read returns. */
-static int tshi_load_read_run(tshi_io *io, const tshi_io_entry *entry, int64_t at, char *to,
-                              size_t bytes) {
-    const int64_t last = tshi_base_min(entry->end, at + TSHI_LOAD_AHEAD);
-    /* 1: this run is near the last one, as with adjacent rows of a shard of columns */
-    const int close = at - io->ahead_run <= TSHI_LOAD_AHEAD / 4;
-    io->ahead_run = at;
-    if (!io->ahead || !close || bytes > TSHI_LOAD_AHEAD / 4)
-        return tshi_load_read(io, io->open->data + at, to, bytes);
-    if (at < io->ahead_at || at + (int64_t)bytes > io->ahead_end) {
-        if (!tshi_load_read(io, io->open->data + at, io->ahead, (size_t)(last - at))) return 0;
-        io->ahead_at = at;
-        io->ahead_end = last;
-    }
-    memcpy(to, io->ahead + (at - io->ahead_at), bytes);
-    return 1;
-}
-
-/* Reads the next elements, at most n, of the shard whose runs of adjacent elements `run` goes
- * through, to `to`, in the file's dtype; after an error, only counts them. Returns their number. */
-static int64_t tshi_load_fill(tshi_io *io, const tshi_io_item *item, tshi_runs *run, int64_t n,
-                              char *to) {
-    const tshi_dtype *row = &tshi_dtypes[item->file];
-    const tshi_io_entry *e = item->entry;
-    int64_t done = 0, m;
-    char *at = to;
-    io->ahead_at = io->ahead_end = 0; /* io->ahead may hold bytes of another tensor */
-    io->ahead_run = -TSHI_LOAD_AHEAD;
-    while (done < n && (run->length > 0 || tshi_tensor_next_run(run))) {
-        const size_t bytes = tshi_dtype_bytes(item->file, m = tshi_base_min(run->length, n - done));
-        if (io->ctx->error.code == TSH_OK && tshi_load_use(io, &io->source[e->source]) &&
-            !tshi_load_read_run(
-                io, e, e->begin + (int64_t)tshi_dtype_bytes(item->file, run->global), at, bytes))
-            (void)tshi_load_read_error(io, "it became shorter while it was read");
-        at += bytes;
-        done += m;
-        run->global += m;
-        run->length -= m;
-    }
-    if (row->elements <= 1) tshi_io_swap_bytes(to, done, (size_t)row->size);
-    return done;
-}
-
-/* Returns how many elements of a tensor are read or sent at a time: with .broadcast TSHI_IO_BUFFER
- * bytes; else a quarter of that, which stays in the CPU's cache until it is checked for NaN. */
-static int64_t tshi_load_step(const tshi_io *io, const tshi_io_item *item) {
-    const tshi_dtype *row = &tshi_dtypes[item->file];
-    const int64_t bytes = io->broadcast ? TSHI_IO_BUFFER : TSHI_IO_BUFFER / 4;
-    return bytes / row->size * (row->elements > 1 ? row->elements : 1);
-}
-
 /* With .broadcast, on rank 0: sends the shard of a tensor that rank r of tp holds to rank `peer` of
  * the world. Reads one buffer while the other is being sent. */
 static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, int peer) {
@@ -127,8 +71,8 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
     return tshi_error_comm(io->ctx, result, io->op);
 }
 
-/* With .broadcast, on rank 0: sends a tensor to the ranks of the first replica that hold it; a
- * replicated one only to rank 0 of tp on each stage. */
+/* With .broadcast, on rank 0: sends a tensor to the ranks of the first replica that hold it and
+ * have not kept it; a replicated one only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
     const int ranks = item->form->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
@@ -137,7 +81,8 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     int s, r;
     for (s = 0; s < ctx->pp.size; s++)
         for (r = 0; r < ranks && io->holds[(int64_t)s * io->items + index]; r++)
-            if ((s || r) && result == TSH_OK)
+            if ((s || r) && result == TSH_OK &&
+                !tshi_load_kept_by(io, io->peer[s * ctx->tp.size + r], index))
                 result = tshi_load_send(io, item, r, io->peer[s * ctx->tp.size + r]);
     return result;
 }
@@ -145,18 +90,22 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
 /* With .broadcast: gets n elements of a tensor, which rank 0 of the world has read, to `bytes` on
  * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated tensor,
  * rank 0 of tp does, and broadcasts it over tp. In either case, the first replica then broadcasts
- * over dp. */
+ * over dp. Ranks that have kept the shard have read it to `bytes`, and none is sent to a group all
+ * of whose ranks have. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->form->layout.kind != TSH_SHARDED;
+    const int32_t *kept = io->kept ? io->kept + (item - io->item) : NULL, none = 0;
+    const int32_t own = kept ? kept[0] : none;
+    const int32_t in_tp = kept ? kept[io->items] : none, in_dp = kept ? kept[2 * io->items] : none;
     int64_t sent = n;
     const tsh_dtype dtype = tshi_io_sent_as(item->file, &sent);
     tsh_result result = TSH_OK;
-    if (ctx->world.rank > 0 && ctx->dp.rank == 0 && (!whole || ctx->tp.rank == 0))
+    if (ctx->world.rank > 0 && !own && ctx->dp.rank == 0 && (!whole || ctx->tp.rank == 0))
         result = tsh_recv(&ctx->world, bytes, sent, dtype, 0);
-    if (result == TSH_OK && whole && ctx->dp.rank == 0 && ctx->tp.size > 1)
+    if (result == TSH_OK && whole && !in_tp && ctx->dp.rank == 0 && ctx->tp.size > 1)
         result = tsh_broadcast(&ctx->tp, bytes, sent, dtype, 0);
-    if (result == TSH_OK && ctx->dp.size > 1)
+    if (result == TSH_OK && !in_dp && ctx->dp.size > 1)
         result = tsh_broadcast(&ctx->dp, bytes, sent, dtype, 0);
     return tshi_error_comm(ctx, result, io->op);
 }
@@ -170,18 +119,25 @@ static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_te
     /* 1: the values need no conversion, so they are read straight into t */
     const int direct = t && item->file == t->dtype;
     tshi_runs run = tshi_tensor_runs(item->form, ctx->tp.rank, 0, tsh_numel(item->form));
+    tshi_keeping keep = tshi_load_keep_begin(io, item, t != NULL);
     int64_t found[2] = {0, 0}, e, n; /* found: number of NaN, number of infinite values */
     for (e = 0; e < all; e += n) {
         char *to = t ? (char *)tshi_tensor_at(t) + tshi_dtype_bytes(t->dtype, e) : NULL;
         char *bytes = direct ? to : io->buffer;
         n = tshi_base_min(all - e, step);
         if (reads) (void)tshi_load_fill(io, item, &run, n, bytes);
-        if (io->broadcast && tshi_load_receive(io, item, n, bytes) != TSH_OK) return TSH_ERR_IO;
+        tshi_load_keep_read(&keep, n, bytes);
+        if (io->broadcast && tshi_load_receive(io, item, n, bytes) != TSH_OK) {
+            tshi_load_keep_end(&keep, 0);
+            return TSH_ERR_IO;
+        }
+        tshi_load_keep_write(&keep, n, bytes);
         if (!io->broadcast && ctx->error.code != TSH_OK) return TSH_OK;
         if (!t || ctx->error.code != TSH_OK) continue;
         if (direct || tshi_load_convert(item, t, e, n, bytes))
             tshi_io_count_nonfinite(&tshi_dtypes[t->dtype], to, n, found);
     }
+    tshi_load_keep_end(&keep, ctx->error.code == TSH_OK);
     if (direct) tshi_tensor_forget_exact(t);
     if (found[0] || found[1]) tshi_load_warn(io, item, t, found);
     return TSH_OK;
@@ -234,7 +190,8 @@ static tsh_result tshi_load_all(tshi_io *io) {
     io->path = io->given;
     if (tshi_io_agree(io) != TSH_OK) return ctx->error.code; /* the model is unchanged */
     if (io->optim && io->optim->outer) tshi_outer_reset(io->optim->outer);
-    if (io->broadcast && tshi_load_share(io) != TSH_OK) return ctx->error.code;
+    if (io->broadcast && (tshi_load_share(io) != TSH_OK || tshi_load_ask(io) != TSH_OK))
+        return ctx->error.code;
     for (i = 0; i < io->items && (io->broadcast || ctx->error.code == TSH_OK); i++)
         if (tshi_load_item(io, io->order[i]) != TSH_OK) break;
     if (io->nonfinite > TSHI_IO_NONFINITE)
@@ -268,6 +225,7 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
     for (const tsh_ema *ema = ctx->emas; ema; ema = ema->older)
         (void)tshi_ema_check_swapped(ema, "tsh_load"); /* the next tsh_ema_swap would undo a load */
     io.broadcast = shares;
+    if (shares && desc->cache) tshi_load_open_cache(&io, desc);
     if (ctx->error.code == TSH_OK && !(shares && ctx->world.rank > 0)) tshi_load_find_files(&io);
     tshi_comm_set_caller(ctx, TSHI_CALLER_LOAD);
     (void)tshi_load_all(&io);

@@ -58,6 +58,7 @@ ALLOWED = {
     "io-save": {"TSH_BF16": "blocks of quantised weights are sent as 16-bit elements",
                 "TSH_I64": BOOKKEEPING},
     "load-match": {"TSH_I32": BOOKKEEPING, "TSH_I64": BOOKKEEPING},
+    "load-cache": {"TSH_I32": BOOKKEEPING},
     "check": {"TSH_BF16": TRAINED, "TSH_I64": BOOKKEEPING, "TSH_F64": BOOKKEEPING},
     "trace-file": {"TSH_I64": BOOKKEEPING},
 }

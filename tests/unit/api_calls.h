@@ -46,6 +46,7 @@ enum {
     STRUCT_tsh_policy_layer,
     STRUCT_tsh_lora_part,
     STRUCT_tsh_rename,
+    STRUCT_tsh_hasher,
     STRUCT_tsh_policy_heads,
     API_STRUCTS
 };
@@ -619,6 +620,9 @@ static const api_field fields_of_tsh_file_desc[] = {
     {offsetof(tsh_file_desc, rename), {STRUCT, STRUCT_tsh_rename, "rename"}},
     {offsetof(tsh_file_desc, ignore), {NAMES, 0, "ignore"}},
     {offsetof(tsh_file_desc, broadcast), {INT, 0, "broadcast"}},
+    {offsetof(tsh_file_desc, cache), {TEXT, 0, "cache"}},
+    {offsetof(tsh_file_desc, hasher), {STRUCT, STRUCT_tsh_hasher, "hasher"}},
+    {offsetof(tsh_file_desc, stamp), {LONG, 0, "stamp"}},
     {offsetof(tsh_file_desc, read_at), {FUNCTION, 15, "read_at"}},
     {offsetof(tsh_file_desc, user), {USER, 0, "user"}},
     {offsetof(tsh_file_desc, ema), {EMA, 0, "ema"}},
@@ -653,6 +657,13 @@ static const api_field fields_of_tsh_lora_part[] = {
 static const api_field fields_of_tsh_rename[] = {
     {offsetof(tsh_rename, from), {TEXT, 0, "from"}},
     {offsetof(tsh_rename, to), {TEXT, 0, "to"}},
+};
+
+static const api_field fields_of_tsh_hasher[] = {
+    {offsetof(tsh_hasher, size), {SIZE, 0, "size"}},
+    {offsetof(tsh_hasher, begin), {FUNCTION, 18, "begin"}},
+    {offsetof(tsh_hasher, add), {FUNCTION, 19, "add"}},
+    {offsetof(tsh_hasher, end), {FUNCTION, 20, "end"}},
 };
 
 static const api_field fields_of_tsh_policy_heads[] = {
@@ -752,6 +763,8 @@ static const api_struct structs[API_STRUCTS] = {
         sizeof fields_of_tsh_lora_part / sizeof(api_field)},
     {"tsh_rename", sizeof(tsh_rename), fields_of_tsh_rename,
         sizeof fields_of_tsh_rename / sizeof(api_field)},
+    {"tsh_hasher", sizeof(tsh_hasher), fields_of_tsh_hasher,
+        sizeof fields_of_tsh_hasher / sizeof(api_field)},
     {"tsh_policy_heads", sizeof(tsh_policy_heads), fields_of_tsh_policy_heads,
         sizeof fields_of_tsh_policy_heads / sizeof(api_field)},
 };
@@ -775,6 +788,9 @@ static const api_function stubs[] = {
     (api_function)stub_tsh_file_desc_read_at,
     (api_function)stub_tsh_trace_desc_print,
     (api_function)stub_tsh_trace_desc_now,
+    (api_function)stub_tsh_hasher_begin,
+    (api_function)stub_tsh_hasher_add,
+    (api_function)stub_tsh_hasher_end,
 };
 
 static void call_tsh_dtype_size(void *const *a) { (void)tsh_dtype_size(*(tsh_dtype *)a[0]); }
