@@ -37,13 +37,14 @@ static const char *tshi_load_cache_path(const tshi_io *io, const char *name,
 
 /* Prepares the use of desc's cache. Sets an error if it has no hasher, or there is no memory. */
 static TSHI_COLD void tshi_load_open_cache(tshi_io *io, const tsh_file_desc *desc) {
-    enum { ALIGN = 64, NAME = 2 * TSHI_IO_DIGEST + 40 };
+    enum { ALIGN = 64, NAME = 2 * TSHI_IO_DIGEST + 40, MOST = 1 << 20 };
     const tsh_hasher *h = desc->hasher;
     char *state;
-    if (!h || !h->begin || !h->add || !h->end) {
+    if (!h || !h->begin || !h->add || !h->end || h->size > MOST) {
         (void)tsh_fail(io->ctx, TSH_ERR_ARGUMENT,
-                       "tsh_load: .cache \"%.200s\" needs a .hasher, which names its files",
-                       desc->cache);
+                       "tsh_load: .cache \"%.200s\" needs a .hasher, which names its files, with a "
+                       "state of at most %d bytes",
+                       desc->cache, (int)MOST);
         return;
     }
     io->cache_size = strlen(desc->cache) + NAME;

@@ -181,6 +181,16 @@ static int64_t stub_tsh_file_desc_read_at(int64_t at, void *to, int64_t bytes, v
     (void)user, (void)at, (void)to, (void)bytes;
     return -1;
 }
+static void stub_tsh_hasher_begin(void *state) {
+    (void)state;
+}
+static void stub_tsh_hasher_add(void *state, const void *bytes, size_t count) {
+    (void)state, (void)bytes, (void)count;
+}
+static void stub_tsh_hasher_end(void *state, unsigned char hash[32]) {
+    (void)state;
+    memset(hash, 0, 32);
+}
 static int stub_tsh_trace_desc_print(const char *text, size_t size, void *user) {
     (void)user, (void)text, (void)size;
     return 1;
