@@ -9446,7 +9446,7 @@ typedef struct tshi_gemm_tile {
     tsh_real *c;          /* C, shape (rows, cols), of tsh_real or bf16 */
     int64_t rsc;          /* row stride of C, in elements of its dtype */
     int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
-    int bf16_d;           /* 1: D is of bf16; as above */
+    int bf16_d;           /* 1: D is of bf16; only for `pairs` of a kernel with `tiles` */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
     /* `pairs` of a kernel with `tiles` may compute a tile in parts of k, which add to one sum: */
     tsh_real *kept;       /* sums of the parts before this one, of shape (rows, cols) */
@@ -40381,7 +40381,7 @@ enum {
     /* max bytes of a tensor's name in a file: prefixes, path and NUL */
     TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 48,
     TSHI_IO_QUOTE = 96,   /* max bytes of a name from a file when an error quotes it */
-    TSHI_IO_DIGEST = 32,  /* bytes of a hash of .hasher */
+    TSHI_IO_DIGEST = 32,  /* bytes of a hash that names a shard: tsh_hasher */
     TSHI_IO_HASHES = 4,   /* number of interleaved hashes that make the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor that tshi_load_sample hashes */
     TSHI_IO_NONFINITE = 8 /* max number of warnings that name a tensor with NaN or infinity */
@@ -43086,15 +43086,15 @@ enum { TSHI_LOAD_SHARED = 4 }; /* int64 that tshi_load_share broadcasts per tens
 
 /* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each tensor of
  * the model, whether the files have it, and its dtype, file and offset there; the counters; and
- * whether rank 0 knows hashes of shards (.cache). An
- * all-gather over the world tells which ranks are in the first replica, and at which place of tp
- * and pp (io->peer); an all-gather over pp tells which stages hold which tensor (io->holds). */
+ * whether it has a .cache. An all-gather over the world tells which ranks are in the first replica,
+ * and at which place of tp and pp (io->peer); an all-gather over pp tells which stages hold which
+ * tensor (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
     const int32_t place = ctx->dp.rank ? 0 : 1 + ctx->tp.rank + ctx->tp.size * ctx->pp.rank;
     int64_t *each = io->share, *counts = each + (int64_t)TSHI_LOAD_SHARED * items;
-    int64_t *cached = counts + io->counts;
+    int64_t *cached = counts + io->counts; /* 1: rank 0 has a .cache */
     int64_t *ones = cached + 1; /* lengths of the ranks' parts in an all-gather */
     int32_t *places = io->peer + world, *held = io->holds + (int64_t)stages * items;
     tsh_result result;
@@ -43365,7 +43365,8 @@ static uint64_t tshi_load_cache_key(const tshi_io *io) {
     return key;
 }
 
-/* Reads the hashes of an earlier load, or writes those of this one. Returns 1 if they were read. */
+/* write 0: reads io->digest from the file of an earlier load, and returns 1 if that file is whole.
+ * write 1: writes io->digest to that file, and returns 0. */
 static int tshi_load_known(const tshi_io *io, uint64_t key, int write) {
     const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
     const tsh_hasher *h = io->cache->hasher;
@@ -43614,7 +43615,7 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
 }
 
 /* With .broadcast, on rank 0: sends a tensor to the ranks of the first replica that hold it and
- * have not kept it; a replicated one only to rank 0 of tp on each stage. */
+ * do not have it in their .cache; a replicated one only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
     const int ranks = item->form->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
@@ -43637,9 +43638,10 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->form->layout.kind != TSH_SHARDED;
-    const int32_t *kept = io->kept ? io->kept + (item - io->item) : NULL, none = 0;
-    const int32_t own = kept ? kept[0] : none;
-    const int32_t in_tp = kept ? kept[io->items] : none, in_dp = kept ? kept[2 * io->items] : none;
+    const int32_t *kept = io->kept ? io->kept + (item - io->item) : NULL;
+    /* 1: this rank has kept the shard; so have all ranks of tp; of dp */
+    const int own = kept && kept[0], in_tp = kept && kept[io->items];
+    const int in_dp = kept && kept[2 * io->items];
     int64_t sent = n;
     const tsh_dtype dtype = tshi_io_sent_as(item->file, &sent);
     tsh_result result = TSH_OK;

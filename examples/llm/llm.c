@@ -1339,7 +1339,7 @@ static void share_rows(llm_job *job) {
         int fits;
         if (batch % copies) continue;
         s->dp = copies;
-        fits = plan_make(job, &p) && p.all <= (double)there;
+        fits = plan_make(job, &p) && (there < 0 || p.all <= (double)there);
         *s = given; /* without what plan_make has set */
         s->dp = fits ? copies : 0;
     }

@@ -20,7 +20,7 @@ enum {
     /* max bytes of a tensor's name in a file: prefixes, path and NUL */
     TSHI_IO_NAME = 2 * TSH_PATH_SIZE + 48,
     TSHI_IO_QUOTE = 96,   /* max bytes of a name from a file when an error quotes it */
-    TSHI_IO_DIGEST = 32,  /* bytes of a hash of .hasher */
+    TSHI_IO_DIGEST = 32,  /* bytes of a hash that names a shard: tsh_hasher */
     TSHI_IO_HASHES = 4,   /* number of interleaved hashes that make the hash of all values */
     TSHI_IO_SAMPLE = 64,  /* bytes of each tensor that tshi_load_sample hashes */
     TSHI_IO_NONFINITE = 8 /* max number of warnings that name a tensor with NaN or infinity */

@@ -100,7 +100,8 @@ static uint64_t tshi_load_cache_key(const tshi_io *io) {
     return key;
 }
 
-/* Reads the hashes of an earlier load, or writes those of this one. Returns 1 if they were read. */
+/* write 0: reads io->digest from the file of an earlier load, and returns 1 if that file is whole.
+ * write 1: writes io->digest to that file, and returns 0. */
 static int tshi_load_known(const tshi_io *io, uint64_t key, int write) {
     const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
     const tsh_hasher *h = io->cache->hasher;

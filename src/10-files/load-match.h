@@ -486,15 +486,15 @@ enum { TSHI_LOAD_SHARED = 4 }; /* int64 that tshi_load_share broadcasts per tens
 
 /* With .broadcast, collective over the world. Rank 0 broadcasts what it found: for each tensor of
  * the model, whether the files have it, and its dtype, file and offset there; the counters; and
- * whether rank 0 knows hashes of shards (.cache). An
- * all-gather over the world tells which ranks are in the first replica, and at which place of tp
- * and pp (io->peer); an all-gather over pp tells which stages hold which tensor (io->holds). */
+ * whether it has a .cache. An all-gather over the world tells which ranks are in the first replica,
+ * and at which place of tp and pp (io->peer); an all-gather over pp tells which stages hold which
+ * tensor (io->holds). */
 static tsh_result tshi_load_share(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int world = ctx->world.size, stages = ctx->pp.size, items = io->items;
     const int32_t place = ctx->dp.rank ? 0 : 1 + ctx->tp.rank + ctx->tp.size * ctx->pp.rank;
     int64_t *each = io->share, *counts = each + (int64_t)TSHI_LOAD_SHARED * items;
-    int64_t *cached = counts + io->counts;
+    int64_t *cached = counts + io->counts; /* 1: rank 0 has a .cache */
     int64_t *ones = cached + 1; /* lengths of the ranks' parts in an all-gather */
     int32_t *places = io->peer + world, *held = io->holds + (int64_t)stages * items;
     tsh_result result;

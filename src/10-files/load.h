@@ -72,7 +72,7 @@ static tsh_result tshi_load_send(tshi_io *io, const tshi_io_item *item, int r, i
 }
 
 /* With .broadcast, on rank 0: sends a tensor to the ranks of the first replica that hold it and
- * have not kept it; a replicated one only to rank 0 of tp on each stage. */
+ * do not have it in their .cache; a replicated one only to rank 0 of tp on each stage. */
 static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
     const tsh_ctx *ctx = io->ctx;
     const int ranks = item->form->layout.kind == TSH_SHARDED ? ctx->tp.size : 1;
@@ -95,9 +95,10 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->form->layout.kind != TSH_SHARDED;
-    const int32_t *kept = io->kept ? io->kept + (item - io->item) : NULL, none = 0;
-    const int32_t own = kept ? kept[0] : none;
-    const int32_t in_tp = kept ? kept[io->items] : none, in_dp = kept ? kept[2 * io->items] : none;
+    const int32_t *kept = io->kept ? io->kept + (item - io->item) : NULL;
+    /* 1: this rank has kept the shard; so have all ranks of tp; of dp */
+    const int own = kept && kept[0], in_tp = kept && kept[io->items];
+    const int in_dp = kept && kept[2 * io->items];
     int64_t sent = n;
     const tsh_dtype dtype = tshi_io_sent_as(item->file, &sent);
     tsh_result result = TSH_OK;

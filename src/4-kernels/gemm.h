@@ -146,7 +146,7 @@ typedef struct tshi_gemm_tile {
     tsh_real *c;          /* C, shape (rows, cols), of tsh_real or bf16 */
     int64_t rsc;          /* row stride of C, in elements of its dtype */
     int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
-    int bf16_d;           /* 1: D is of bf16; as above */
+    int bf16_d;           /* 1: D is of bf16; only for `pairs` of a kernel with `tiles` */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
     /* `pairs` of a kernel with `tiles` may compute a tile in parts of k, which add to one sum: */
     tsh_real *kept;       /* sums of the parts before this one, of shape (rows, cols) */
