@@ -3532,13 +3532,15 @@ typedef struct tsh_file_desc {
     /* Loading with .broadcast: a folder that exists, in which this rank keeps its shards, each in a
      * file that is named by .hasher's hash of its bytes and dtype. At the next load rank 0 sends
      * the hashes, and then only the shards that a rank has not kept or whose file has changed.
-     * Rank 0 keeps the hashes there, for files of the same path, size and time. It is rank 0's that
-     * counts; a rank without one is sent everything. A shard that cannot be kept is logged. NULL:
-     * none. */
+     * Rank 0 keeps the hashes there, for files of the same path, size and times, but not of a file
+     * that has changed within two seconds, as many times count whole seconds. It is rank 0's that
+     * counts; a rank without one is sent everything. A shard that cannot be kept is logged; one
+     * whose hash is not rank 0's is TSH_ERR_IO. NULL: none. */
     const char *cache;
     const tsh_hasher *hasher; /* needed by .cache */
     uint64_t stamp; /* with .cache and .read_at: tells what that gives from anything else: a hash of
-                     * the file it reads, its size and time; 0: rank 0 hashes all at each load */
+                     * the file it reads, its size and time of change; 0, also where that is less
+                     * than two seconds ago: rank 0 hashes all at each load */
     /* Loading: copies `bytes` bytes of a safetensors file, from offset `at` on, and returns how
      * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
      * exist (path is only named in errors), so a program can convert other formats as they are
@@ -40413,6 +40415,7 @@ typedef struct tshi_io_source {
     const char *file;      /* the file's path as the index has it; NULL: there is no index */
     int64_t data;          /* byte position of its first value; 0: its header was not read yet */
     uint64_t stamp;        /* hash of the file's inode, size and time, see tshi_load_stamp */
+    int64_t changed;       /* when the file or its status changed; 0: see tshi_load_stamp */
     tshi_io_entry *entry;  /* the file's tensors, sorted by name */
     tshi_io_pair *pair;    /* the file's metadata, sorted by key */
     size_t entries, pairs; /* number of tensors in `entry`; number of keys in `pair` */
@@ -42211,8 +42214,11 @@ static int tshi_load_foreign(tshi_io *io) {
 
 /* Returns a hash that identifies the open file and its version: of inode, size and time of the last
  * change; 0: unknown. If it changes while the file is read, another program has written to the file
- * in place, which tsh_save never does. */
-static uint64_t tshi_load_stamp(const tshi_io *io) {
+ * in place, which tsh_save never does. Where times count whole seconds, it may miss that. Sets
+ * *changed to a time in seconds that no later change leaves as it is, not even one that sets the
+ * file's time back; 0: unknown, or the file has changed in the last two seconds. */
+static uint64_t tshi_load_stamp(const tshi_io *io, int64_t *changed) {
+    *changed = 0;
 #if TSHI_POSIX
     struct stat info;
     int64_t facts[4] = {0, 0, 0, 0};
@@ -42223,6 +42229,7 @@ static uint64_t tshi_load_stamp(const tshi_io *io) {
 #if defined(__linux__) && defined(st_mtime) /* st_mtim is hidden with -std=c99: seconds must do */
     facts[3] = (int64_t)info.st_mtim.tv_nsec;
 #endif
+    if (time(NULL) - info.st_ctime >= 2) *changed = (int64_t)info.st_ctime;
     return tshi_rng_hash(0, facts, sizeof facts);
 #else
     (void)io;
@@ -42233,7 +42240,8 @@ static uint64_t tshi_load_stamp(const tshi_io *io) {
 /* Closes the open file. Returns 0 and sets an error if the file was written to since it was
  * opened. */
 static int tshi_load_leave(tshi_io *io) {
-    const int same = !io->open || tshi_load_stamp(io) == io->open->stamp;
+    int64_t changed;
+    const int same = !io->open || tshi_load_stamp(io, &changed) == io->open->stamp;
     if (io->file) (void)fclose(io->file);
     io->file = NULL;
     io->open = NULL;
@@ -42261,7 +42269,7 @@ static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     (void)setvbuf(io->file, NULL, _IONBF, 0);
     io->place = 0;
     io->open = source;
-    stamp = tshi_load_stamp(io);
+    stamp = tshi_load_stamp(io, &source->changed);
     if (source->data && stamp != source->stamp) io->open = NULL;
     source->stamp = stamp;
     return io->open ||
@@ -43343,9 +43351,10 @@ static uint64_t tshi_load_cache_key(const tshi_io *io) {
     uint64_t key = tshi_rng_hash(io->hash, &io->ctx->tp.size, sizeof io->ctx->tp.size);
     for (int i = 0; i < io->sources; i++) {
         const tshi_io_source *source = &io->source[i];
-        const uint64_t stamp = io->reader ? io->cache->stamp : source->stamp;
-        if (!stamp) return 0;
-        key = tshi_rng_hash(key, &stamp, sizeof stamp);
+        const uint64_t changed = io->reader ? io->cache->stamp : (uint64_t)source->changed;
+        const uint64_t stamp[2] = {changed, io->reader ? 0 : source->stamp};
+        if (!changed) return 0;
+        key = tshi_rng_hash(key, stamp, sizeof stamp);
         key = tshi_rng_hash(key, source->path, strlen(source->path) + 1);
     }
     for (int i = 0; i < io->items; i++) {
@@ -43365,34 +43374,52 @@ static uint64_t tshi_load_cache_key(const tshi_io *io) {
     return key;
 }
 
-/* write 0: reads io->digest from the file of an earlier load, and returns 1 if that file is whole.
- * write 1: writes io->digest to that file, and returns 0. */
-static int tshi_load_known(const tshi_io *io, uint64_t key, int write) {
-    const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
-    const tsh_hasher *h = io->cache->hasher;
-    unsigned char end[TSHI_IO_DIGEST], found[TSHI_IO_DIGEST];
+/* Opens the file of all hashes. Returns NULL if that fails. */
+static FILE *tshi_load_hashes_open(const tshi_io *io, uint64_t key, const char *mode) {
     char name[40];
-    FILE *file;
-    int good;
     (void)snprintf(name, sizeof name, "hashes-%016llx", (unsigned long long)key);
-    file = fopen(tshi_load_cache_path(io, name, NULL), write ? "wb" : "rb");
+    return fopen(tshi_load_cache_path(io, name, NULL), mode);
+}
+
+/* Returns the size of io->digest, and sets `end` to its hash, with which the file ends. */
+static size_t tshi_load_hashes_end(const tshi_io *io, unsigned char *end) {
+    const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
+    io->cache->hasher->begin(io->state);
+    io->cache->hasher->add(io->state, io->digest, size);
+    io->cache->hasher->end(io->state, end);
+    return size;
+}
+
+/* Reads io->digest from the file of an earlier load. Returns 1 if that file is whole. */
+static int tshi_load_hashes_read(const tshi_io *io, uint64_t key) {
+    const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
+    unsigned char end[TSHI_IO_DIGEST], found[TSHI_IO_DIGEST];
+    FILE *file = tshi_load_hashes_open(io, key, "rb");
+    int whole;
     if (!file) return 0;
-    good = write || (fread(io->digest, 1, size, file) == size &&
-                     fread(end, 1, sizeof end, file) == sizeof end);
-    h->begin(io->state);
-    h->add(io->state, io->digest, size);
-    h->end(io->state, found);
-    if (write) /* a file that is cut off is not read: its end is no hash */
-        good = fwrite(io->digest, 1, size, file) == size &&
-               fwrite(found, 1, sizeof found, file) == sizeof found;
+    whole = fread(io->digest, 1, size, file) == size &&
+            fread(end, 1, sizeof end, file) == sizeof end;
     (void)fclose(file);
-    return good && !write && memcmp(end, found, sizeof end) == 0;
+    if (!whole) return 0;
+    (void)tshi_load_hashes_end(io, found);
+    return memcmp(end, found, sizeof end) == 0;
+}
+
+/* Writes io->digest for the next load. A file that is cut off is not read: its end is no hash. */
+static void tshi_load_hashes_write(const tshi_io *io, uint64_t key) {
+    unsigned char end[TSHI_IO_DIGEST];
+    const size_t size = tshi_load_hashes_end(io, end);
+    FILE *file = tshi_load_hashes_open(io, key, "wb");
+    if (!file) return;
+    (void)fwrite(io->digest, 1, size, file);
+    (void)fwrite(end, 1, sizeof end, file);
+    (void)fclose(file);
 }
 
 /* Fills in io->digest, from an earlier load or by reading all shards. */
 static void tshi_load_hash_all(tshi_io *io) {
     const uint64_t key = tshi_load_cache_key(io);
-    if (key && tshi_load_known(io, key, 0)) return;
+    if (key && tshi_load_hashes_read(io, key)) return;
     for (int i = 0; i < io->items; i++) {
         const tshi_io_item *item = io->order[i];
         const int ranks = item->form->layout.kind == TSH_SHARDED ? io->ctx->tp.size : 1;
@@ -43406,7 +43433,7 @@ static void tshi_load_hash_all(tshi_io *io) {
             io->cache->hasher->end(io->state, tshi_load_digest(io, item, r));
         }
     }
-    if (key && io->ctx->error.code == TSH_OK) (void)tshi_load_known(io, key, 1);
+    if (key && io->ctx->error.code == TSH_OK) tshi_load_hashes_write(io, key);
 }
 
 /* -- all ranks: what is kept -------------------------------------------------- */
@@ -43468,15 +43495,15 @@ typedef struct tshi_keeping {
     int writes;
 } tshi_keeping;
 
-/* Logs that a shard cannot be kept, once a load. */
-static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep) {
+/* Logs that a shard cannot be kept, and why, once a load. */
+static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep, const char *why) {
     tshi_io *io = keep->io;
     if (io->cached < 2)
         tsh_log_message(&io->ctx->logger,
                         "%s: rank %d cannot keep \"%s%.96s\" in \"%.200s\" (%s); it is loaded all "
                         "the same",
                         io->op, io->ctx->world.rank, keep->item->prefix, keep->item->path,
-                        io->cache->cache, strerror(errno));
+                        io->cache->cache, why);
     io->cached = 2;
 }
 
@@ -43487,6 +43514,16 @@ static TSHI_COLD void tshi_load_lost(const tshi_keeping *keep) {
                    "\"%.200s\"; load once more",
                    keep->io->op, keep->io->ctx->world.rank, keep->item->prefix, keep->item->path,
                    keep->io->cache->cache);
+}
+
+/* Fails because a shard is not the one whose hash rank 0 has sent: the model's files have changed
+ * and kept their sizes and times (or .stamp), and what ranks have kept is of the files before. */
+static TSHI_COLD void tshi_load_differs(const tshi_keeping *keep) {
+    (void)tsh_fail(keep->io->ctx, TSH_ERR_IO,
+                   "%s: rank 0 has sent rank %d a shard of \"%s%.96s\" that does not have the hash "
+                   "that rank 0 keeps; remove the files \"hashes-*\" in the .cache of rank 0, and "
+                   "load again",
+                   keep->io->op, keep->io->ctx->world.rank, keep->item->prefix, keep->item->path);
 }
 
 /* Opens the file of this rank's shard of item, if there is a cache. keeps 0: none is written. */
@@ -43502,7 +43539,7 @@ static tshi_keeping tshi_load_keep_begin(tshi_io *io, const tshi_io_item *item, 
     keep.writes = 1;
     tshi_load_hash_begin(io, item);
     keep.file = fopen(io->cache_part, "wb");
-    if (!keep.file) tshi_load_unkept(&keep);
+    if (!keep.file) tshi_load_unkept(&keep, strerror(errno));
     return keep;
 }
 
@@ -43519,7 +43556,7 @@ static void tshi_load_keep_write(tshi_keeping *keep, int64_t n, const char *byte
     if (!keep->file || !keep->writes) return;
     keep->io->cache->hasher->add(keep->io->state, bytes, size);
     if (fwrite(bytes, 1, size, keep->file) == size) return;
-    tshi_load_unkept(keep);
+    tshi_load_unkept(keep, strerror(errno));
     (void)fclose(keep->file);
     (void)remove(keep->io->cache_part);
     keep->file = NULL;
@@ -43534,10 +43571,13 @@ static void tshi_load_keep_end(tshi_keeping *keep, int complete) {
     closed = fclose(keep->file) == 0;
     if (!keep->writes) return;
     digest = tshi_load_own_digest(io, keep->item);
-    if (complete && closed && tshi_load_hash_is(io, digest) &&
-        rename(io->cache_part, tshi_load_cache_path(io, "", digest)) == 0)
-        return;
-    if (complete) tshi_load_unkept(keep);
+    if (complete && !closed) tshi_load_unkept(keep, strerror(errno));
+    if (complete && closed && !tshi_load_hash_is(io, digest))
+        tshi_load_differs(keep);
+    else if (complete && closed) {
+        if (rename(io->cache_part, tshi_load_cache_path(io, "", digest)) == 0) return;
+        tshi_load_unkept(keep, strerror(errno));
+    }
     (void)remove(io->cache_part);
 }
 

@@ -36,6 +36,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -1577,14 +1578,15 @@ static int open_cache(llm_job *job) {
     static const tsh_hasher blake2b = {sizeof(crypto_generichash_state), hash_begin, hash_add,
                                        hash_end};
     struct stat info;
-    int64_t facts[3] = {0};
+    int64_t facts[4] = {0};
     if (job->cache && mkdir(job->cache, 0777) != 0 && errno != EEXIST)
         return !refuse(job, "--cache: the folder %s cannot be made: %s", job->cache,
                        strerror(errno));
-    if (job->config.gguf && stat(job->model, &info) == 0) {
+    if (job->config.gguf && stat(job->model, &info) == 0 && time(NULL) - info.st_ctime >= 2) {
         facts[0] = (int64_t)info.st_ino;
         facts[1] = (int64_t)info.st_size;
         facts[2] = (int64_t)info.st_mtime;
+        facts[3] = (int64_t)info.st_ctime;
     }
     job->config.cache = job->cache;
     job->config.hasher = &blake2b;

@@ -79,13 +79,15 @@ typedef struct tsh_file_desc {
     /* Loading with .broadcast: a folder that exists, in which this rank keeps its shards, each in a
      * file that is named by .hasher's hash of its bytes and dtype. At the next load rank 0 sends
      * the hashes, and then only the shards that a rank has not kept or whose file has changed.
-     * Rank 0 keeps the hashes there, for files of the same path, size and time. It is rank 0's that
-     * counts; a rank without one is sent everything. A shard that cannot be kept is logged. NULL:
-     * none. */
+     * Rank 0 keeps the hashes there, for files of the same path, size and times, but not of a file
+     * that has changed within two seconds, as many times count whole seconds. It is rank 0's that
+     * counts; a rank without one is sent everything. A shard that cannot be kept is logged; one
+     * whose hash is not rank 0's is TSH_ERR_IO. NULL: none. */
     const char *cache;
     const tsh_hasher *hasher; /* needed by .cache */
     uint64_t stamp; /* with .cache and .read_at: tells what that gives from anything else: a hash of
-                     * the file it reads, its size and time; 0: rank 0 hashes all at each load */
+                     * the file it reads, its size and time of change; 0, also where that is less
+                     * than two seconds ago: rank 0 hashes all at each load */
     /* Loading: copies `bytes` bytes of a safetensors file, from offset `at` on, and returns how
      * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
      * exist (path is only named in errors), so a program can convert other formats as they are

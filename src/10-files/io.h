@@ -52,6 +52,7 @@ typedef struct tshi_io_source {
     const char *file;      /* the file's path as the index has it; NULL: there is no index */
     int64_t data;          /* byte position of its first value; 0: its header was not read yet */
     uint64_t stamp;        /* hash of the file's inode, size and time, see tshi_load_stamp */
+    int64_t changed;       /* when the file or its status changed; 0: see tshi_load_stamp */
     tshi_io_entry *entry;  /* the file's tensors, sorted by name */
     tshi_io_pair *pair;    /* the file's metadata, sorted by key */
     size_t entries, pairs; /* number of tensors in `entry`; number of keys in `pair` */

@@ -78,9 +78,10 @@ static uint64_t tshi_load_cache_key(const tshi_io *io) {
     uint64_t key = tshi_rng_hash(io->hash, &io->ctx->tp.size, sizeof io->ctx->tp.size);
     for (int i = 0; i < io->sources; i++) {
         const tshi_io_source *source = &io->source[i];
-        const uint64_t stamp = io->reader ? io->cache->stamp : source->stamp;
-        if (!stamp) return 0;
-        key = tshi_rng_hash(key, &stamp, sizeof stamp);
+        const uint64_t changed = io->reader ? io->cache->stamp : (uint64_t)source->changed;
+        const uint64_t stamp[2] = {changed, io->reader ? 0 : source->stamp};
+        if (!changed) return 0;
+        key = tshi_rng_hash(key, stamp, sizeof stamp);
         key = tshi_rng_hash(key, source->path, strlen(source->path) + 1);
     }
     for (int i = 0; i < io->items; i++) {
@@ -100,34 +101,52 @@ static uint64_t tshi_load_cache_key(const tshi_io *io) {
     return key;
 }
 
-/* write 0: reads io->digest from the file of an earlier load, and returns 1 if that file is whole.
- * write 1: writes io->digest to that file, and returns 0. */
-static int tshi_load_known(const tshi_io *io, uint64_t key, int write) {
-    const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
-    const tsh_hasher *h = io->cache->hasher;
-    unsigned char end[TSHI_IO_DIGEST], found[TSHI_IO_DIGEST];
+/* Opens the file of all hashes. Returns NULL if that fails. */
+static FILE *tshi_load_hashes_open(const tshi_io *io, uint64_t key, const char *mode) {
     char name[40];
-    FILE *file;
-    int good;
     (void)snprintf(name, sizeof name, "hashes-%016llx", (unsigned long long)key);
-    file = fopen(tshi_load_cache_path(io, name, NULL), write ? "wb" : "rb");
+    return fopen(tshi_load_cache_path(io, name, NULL), mode);
+}
+
+/* Returns the size of io->digest, and sets `end` to its hash, with which the file ends. */
+static size_t tshi_load_hashes_end(const tshi_io *io, unsigned char *end) {
+    const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
+    io->cache->hasher->begin(io->state);
+    io->cache->hasher->add(io->state, io->digest, size);
+    io->cache->hasher->end(io->state, end);
+    return size;
+}
+
+/* Reads io->digest from the file of an earlier load. Returns 1 if that file is whole. */
+static int tshi_load_hashes_read(const tshi_io *io, uint64_t key) {
+    const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
+    unsigned char end[TSHI_IO_DIGEST], found[TSHI_IO_DIGEST];
+    FILE *file = tshi_load_hashes_open(io, key, "rb");
+    int whole;
     if (!file) return 0;
-    good = write || (fread(io->digest, 1, size, file) == size &&
-                     fread(end, 1, sizeof end, file) == sizeof end);
-    h->begin(io->state);
-    h->add(io->state, io->digest, size);
-    h->end(io->state, found);
-    if (write) /* a file that is cut off is not read: its end is no hash */
-        good = fwrite(io->digest, 1, size, file) == size &&
-               fwrite(found, 1, sizeof found, file) == sizeof found;
+    whole = fread(io->digest, 1, size, file) == size &&
+            fread(end, 1, sizeof end, file) == sizeof end;
     (void)fclose(file);
-    return good && !write && memcmp(end, found, sizeof end) == 0;
+    if (!whole) return 0;
+    (void)tshi_load_hashes_end(io, found);
+    return memcmp(end, found, sizeof end) == 0;
+}
+
+/* Writes io->digest for the next load. A file that is cut off is not read: its end is no hash. */
+static void tshi_load_hashes_write(const tshi_io *io, uint64_t key) {
+    unsigned char end[TSHI_IO_DIGEST];
+    const size_t size = tshi_load_hashes_end(io, end);
+    FILE *file = tshi_load_hashes_open(io, key, "wb");
+    if (!file) return;
+    (void)fwrite(io->digest, 1, size, file);
+    (void)fwrite(end, 1, sizeof end, file);
+    (void)fclose(file);
 }
 
 /* Fills in io->digest, from an earlier load or by reading all shards. */
 static void tshi_load_hash_all(tshi_io *io) {
     const uint64_t key = tshi_load_cache_key(io);
-    if (key && tshi_load_known(io, key, 0)) return;
+    if (key && tshi_load_hashes_read(io, key)) return;
     for (int i = 0; i < io->items; i++) {
         const tshi_io_item *item = io->order[i];
         const int ranks = item->form->layout.kind == TSH_SHARDED ? io->ctx->tp.size : 1;
@@ -141,7 +160,7 @@ static void tshi_load_hash_all(tshi_io *io) {
             io->cache->hasher->end(io->state, tshi_load_digest(io, item, r));
         }
     }
-    if (key && io->ctx->error.code == TSH_OK) (void)tshi_load_known(io, key, 1);
+    if (key && io->ctx->error.code == TSH_OK) tshi_load_hashes_write(io, key);
 }
 
 /* -- all ranks: what is kept -------------------------------------------------- */
@@ -203,15 +222,15 @@ typedef struct tshi_keeping {
     int writes;
 } tshi_keeping;
 
-/* Logs that a shard cannot be kept, once a load. */
-static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep) {
+/* Logs that a shard cannot be kept, and why, once a load. */
+static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep, const char *why) {
     tshi_io *io = keep->io;
     if (io->cached < 2)
         tsh_log_message(&io->ctx->logger,
                         "%s: rank %d cannot keep \"%s%.96s\" in \"%.200s\" (%s); it is loaded all "
                         "the same",
                         io->op, io->ctx->world.rank, keep->item->prefix, keep->item->path,
-                        io->cache->cache, strerror(errno));
+                        io->cache->cache, why);
     io->cached = 2;
 }
 
@@ -222,6 +241,16 @@ static TSHI_COLD void tshi_load_lost(const tshi_keeping *keep) {
                    "\"%.200s\"; load once more",
                    keep->io->op, keep->io->ctx->world.rank, keep->item->prefix, keep->item->path,
                    keep->io->cache->cache);
+}
+
+/* Fails because a shard is not the one whose hash rank 0 has sent: the model's files have changed
+ * and kept their sizes and times (or .stamp), and what ranks have kept is of the files before. */
+static TSHI_COLD void tshi_load_differs(const tshi_keeping *keep) {
+    (void)tsh_fail(keep->io->ctx, TSH_ERR_IO,
+                   "%s: rank 0 has sent rank %d a shard of \"%s%.96s\" that does not have the hash "
+                   "that rank 0 keeps; remove the files \"hashes-*\" in the .cache of rank 0, and "
+                   "load again",
+                   keep->io->op, keep->io->ctx->world.rank, keep->item->prefix, keep->item->path);
 }
 
 /* Opens the file of this rank's shard of item, if there is a cache. keeps 0: none is written. */
@@ -237,7 +266,7 @@ static tshi_keeping tshi_load_keep_begin(tshi_io *io, const tshi_io_item *item, 
     keep.writes = 1;
     tshi_load_hash_begin(io, item);
     keep.file = fopen(io->cache_part, "wb");
-    if (!keep.file) tshi_load_unkept(&keep);
+    if (!keep.file) tshi_load_unkept(&keep, strerror(errno));
     return keep;
 }
 
@@ -254,7 +283,7 @@ static void tshi_load_keep_write(tshi_keeping *keep, int64_t n, const char *byte
     if (!keep->file || !keep->writes) return;
     keep->io->cache->hasher->add(keep->io->state, bytes, size);
     if (fwrite(bytes, 1, size, keep->file) == size) return;
-    tshi_load_unkept(keep);
+    tshi_load_unkept(keep, strerror(errno));
     (void)fclose(keep->file);
     (void)remove(keep->io->cache_part);
     keep->file = NULL;
@@ -269,9 +298,12 @@ static void tshi_load_keep_end(tshi_keeping *keep, int complete) {
     closed = fclose(keep->file) == 0;
     if (!keep->writes) return;
     digest = tshi_load_own_digest(io, keep->item);
-    if (complete && closed && tshi_load_hash_is(io, digest) &&
-        rename(io->cache_part, tshi_load_cache_path(io, "", digest)) == 0)
-        return;
-    if (complete) tshi_load_unkept(keep);
+    if (complete && !closed) tshi_load_unkept(keep, strerror(errno));
+    if (complete && closed && !tshi_load_hash_is(io, digest))
+        tshi_load_differs(keep);
+    else if (complete && closed) {
+        if (rename(io->cache_part, tshi_load_cache_path(io, "", digest)) == 0) return;
+        tshi_load_unkept(keep, strerror(errno));
+    }
     (void)remove(io->cache_part);
 }

@@ -102,8 +102,11 @@ static int tshi_load_foreign(tshi_io *io) {
 
 /* Returns a hash that identifies the open file and its version: of inode, size and time of the last
  * change; 0: unknown. If it changes while the file is read, another program has written to the file
- * in place, which tsh_save never does. */
-static uint64_t tshi_load_stamp(const tshi_io *io) {
+ * in place, which tsh_save never does. Where times count whole seconds, it may miss that. Sets
+ * *changed to a time in seconds that no later change leaves as it is, not even one that sets the
+ * file's time back; 0: unknown, or the file has changed in the last two seconds. */
+static uint64_t tshi_load_stamp(const tshi_io *io, int64_t *changed) {
+    *changed = 0;
 #if TSHI_POSIX
     struct stat info;
     int64_t facts[4] = {0, 0, 0, 0};
@@ -114,6 +117,7 @@ static uint64_t tshi_load_stamp(const tshi_io *io) {
 #if defined(__linux__) && defined(st_mtime) /* st_mtim is hidden with -std=c99: seconds must do */
     facts[3] = (int64_t)info.st_mtim.tv_nsec;
 #endif
+    if (time(NULL) - info.st_ctime >= 2) *changed = (int64_t)info.st_ctime;
     return tshi_rng_hash(0, facts, sizeof facts);
 #else
     (void)io;
@@ -124,7 +128,8 @@ static uint64_t tshi_load_stamp(const tshi_io *io) {
 /* Closes the open file. Returns 0 and sets an error if the file was written to since it was
  * opened. */
 static int tshi_load_leave(tshi_io *io) {
-    const int same = !io->open || tshi_load_stamp(io) == io->open->stamp;
+    int64_t changed;
+    const int same = !io->open || tshi_load_stamp(io, &changed) == io->open->stamp;
     if (io->file) (void)fclose(io->file);
     io->file = NULL;
     io->open = NULL;
@@ -152,7 +157,7 @@ static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     (void)setvbuf(io->file, NULL, _IONBF, 0);
     io->place = 0;
     io->open = source;
-    stamp = tshi_load_stamp(io);
+    stamp = tshi_load_stamp(io, &source->changed);
     if (source->data && stamp != source->stamp) io->open = NULL;
     source->stamp = stamp;
     return io->open ||

@@ -6,6 +6,8 @@
 #include "../support/files.h"
 #include "../support/logs.h"
 #include <dirent.h>
+#include <time.h>
+#include <utime.h>
 
 enum { WIDTH = 24, INNER = 42, WORDS = 50, RANKS = 4, NONE = -1 };
 
@@ -77,6 +79,32 @@ static void cut(const char *path) {
     assert_int_equal(truncate(path, 3), 0);
 }
 
+/* Waits until the model's file did not change for two seconds: only then are hashes kept. */
+static void settle(void) {
+    const struct timespec pause = {0, 50000000};
+    struct stat info;
+    for (int i = 0; i < 200; i++) {
+        assert_int_equal(stat(files_path("model"), &info), 0);
+        if (time(NULL) - info.st_ctime >= 2) return;
+        (void)nanosleep(&pause, NULL);
+    }
+    fail_msg("the time of a file does not pass");
+}
+
+/* Changes the last value of the model's file in place, and sets the file's time back. */
+static void rewrite(void) {
+    struct stat info;
+    struct utimbuf times;
+    FILE *file = fopen(files_path("model"), "r+b");
+    int byte;
+    assert_true(file && stat(files_path("model"), &info) == 0);
+    assert_true(fseek(file, -2, SEEK_END) == 0 && (byte = fgetc(file)) != EOF);
+    assert_true(fseek(file, -2, SEEK_END) == 0 && fputc(byte + 1, file) != EOF);
+    assert_int_equal(fclose(file), 0);
+    times.actime = times.modtime = info.st_mtime;
+    assert_int_equal(utime(files_path("model"), &times), 0);
+}
+
 /* ------------------------------------------------------------------------ models */
 
 static tsh_tensor *first(tsh_ctx *ctx, int micro_batch, void *user) {
@@ -121,6 +149,7 @@ static int saves(tsh_ctx *ctx, void *user) {
 typedef struct load {
     int without;          /* this rank has none; NONE: all have */
     int nowhere;          /* 1: the folders of all but rank 0 do not exist */
+    uint64_t stamp;       /* not 0: rank 0 has a reader, of this .stamp */
     uint64_t sent, spread; /* found: messages of rank 0; broadcasts over tp and dp */
 } load;
 
@@ -135,6 +164,11 @@ static void hash_one(const char *path, tsh_tensor *t, void *user) {
     h->sum = h->sum * 31 + tsh_hash(h->ctx, t);
 }
 
+static int64_t read_model(int64_t at, void *to, int64_t bytes, void *user) {
+    FILE *file = (FILE *)user;
+    return fseek(file, (long)at, SEEK_SET) == 0 ? (int64_t)fread(to, 1, (size_t)bytes, file) : -1;
+}
+
 static int loads(tsh_ctx *ctx, void *user) {
     load *l = (load *)user;
     tsh_comm *world = tsh_world(ctx), *tp = tsh_tp(ctx), *dp = tsh_dp(ctx);
@@ -142,16 +176,24 @@ static int loads(tsh_ctx *ctx, void *user) {
     tsh_file_desc desc = {.broadcast = 1, .hasher = &lanes};
     hashes want = {ctx, 0}, got = {ctx, 0};
     uint64_t sent, spread;
+    tsh_result result;
     build(ctx);
     CHECK(tsh_load(tsh_root(ctx), files_path("model"), NULL) == TSH_OK, "plain");
     tsh_each_param(tsh_root(ctx), hash_one, &want);
+    if (l->stamp) {
+        desc.read_at = read_model;
+        desc.user = fopen(files_path("model"), "rb");
+        desc.stamp = l->stamp;
+        CHECK(desc.user, "file");
+    }
     if (rank != l->without)
         desc.cache = l->nowhere && rank ? "/dev/null/nowhere" : files_path(cache_of(rank));
     sent = world->stats.calls[TSH_SEND];
     spread = tp->stats.calls[TSH_BROADCAST] + dp->stats.calls[TSH_BROADCAST];
     CHECK(tsh_reset_parameters(tsh_root(ctx)) == TSH_OK, "reset");
-    CHECK(tsh_load_with(tsh_root(ctx), files_path("model"), NULL, &desc) == TSH_OK, "%s",
-          tsh_last_error(ctx)->message);
+    result = tsh_load_with(tsh_root(ctx), files_path("model"), NULL, &desc);
+    if (desc.user) (void)fclose((FILE *)desc.user);
+    CHECK(result == TSH_OK, "%s", tsh_last_error(ctx)->message);
     sent = world->stats.calls[TSH_SEND] - sent;
     spread = tp->stats.calls[TSH_BROADCAST] + dp->stats.calls[TSH_BROADCAST] - spread;
     tsh_each_param(tsh_root(ctx), hash_one, &got);
@@ -162,7 +204,7 @@ static int loads(tsh_ctx *ctx, void *user) {
 }
 
 static load run(int ranks, const tsh_desc *desc, int without) {
-    load l = {without, 0, 0, 0};
+    load l = {without, 0, 0, 0, 0};
     ranks_run_at(RANKS_FIRST, ranks, desc, loads, &l);
     return l;
 }
@@ -201,11 +243,16 @@ static void what_is_kept_is_not_sent(void **state) {
 static void files_that_changed_are_sent_again(void **state) {
     static void (*const changes[])(const char *) = {flip, lengthen, cut, discard};
     const tsh_desc desc = {.tp = 2};
-    load l = run(2, &desc, NONE);
-    const int kept = each_kept(1, NULL);
-    const uint64_t all = l.sent;
+    load l;
+    int kept;
+    uint64_t all;
     (void)state;
+    settle();
+    l = run(2, &desc, NONE);
+    all = l.sent;
+    kept = each_kept(1, NULL);
     assert_true(all > 0 && kept > 0);
+    assert_int_equal(each_kept(0, NULL), 1);
     for (int c = 0; c < COUNT(changes); c++) {
         (void)each_kept(1, changes[c]);
         l = run(2, &desc, NONE);
@@ -219,6 +266,44 @@ static void files_that_changed_are_sent_again(void **state) {
     }
     ranks_run_at(RANKS_FIRST, 1, NULL, saves, NULL); /* the same values in a new file */
     assert_int_equal(run(2, &desc, NONE).sent, 0);
+}
+
+static int moved(load l) {
+    return l.sent > 0 || l.spread > 0;
+}
+
+/* A second in which a file is written twice has one time: hashes would be those of the first. */
+static void hashes_are_kept_of_files_that_have_settled(void **state) {
+    const tsh_desc desc = {.tp = 2};
+    (void)state;
+    (void)run(2, &desc, NONE);
+    rewrite();
+    assert_true(moved(run(2, &desc, NONE)));
+    assert_int_equal(each_kept(0, NULL), 0);
+    settle();
+    assert_false(moved(run(2, &desc, NONE)));
+    assert_int_equal(each_kept(0, NULL), 1);
+    rewrite();
+    assert_true(moved(run(2, &desc, NONE)));
+    assert_int_equal(each_kept(0, NULL), 1);
+}
+
+static void a_stamp_that_stays_is_an_error(void **state) {
+    const tsh_desc desc = {.tp = 2};
+    load l = {NONE, 0, 5, 0, 0};
+    const char *why;
+    (void)state;
+    ranks_run_at(RANKS_FIRST, 2, &desc, loads, &l);
+    assert_int_equal(each_kept(0, NULL), 1);
+    rewrite();
+    (void)each_kept(1, discard);
+    ranks_where = RANKS_FIRST;
+    assert_true(ranks_try(2, &desc, loads, &l, &why));
+    ranks_where = RANKS_ANY;
+    assert_non_null(strstr(why, "rank 0 has sent rank 1 a shard of \""));
+    assert_non_null(strstr(why, "remove the files \"hashes-*\" in the .cache of rank 0"));
+    (void)each_kept(0, discard);
+    ranks_run_at(RANKS_FIRST, 2, &desc, loads, &l);
 }
 
 static void another_model_of_the_same_names_is_sent(void **state) {
@@ -247,7 +332,7 @@ static void ranks_without_a_cache_are_sent_theirs(void **state) {
 static void a_folder_that_takes_nothing_is_logged(void **state) {
     static log_lines lines;
     const tsh_desc desc = {.tp = 2, .logger = {log_keep, &lines}};
-    load l = {NONE, 1, 0, 0};
+    load l = {NONE, 1, 0, 0, 0};
     (void)state;
     lines.count = 0;
     ranks_run_at(RANKS_FIRST, 2, &desc, loads, &l);
@@ -275,6 +360,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_is_kept_is_not_sent, begin, end),
         cmocka_unit_test_setup_teardown(files_that_changed_are_sent_again, begin, end),
+        cmocka_unit_test_setup_teardown(hashes_are_kept_of_files_that_have_settled, begin, end),
+        cmocka_unit_test_setup_teardown(a_stamp_that_stays_is_an_error, begin, end),
         cmocka_unit_test_setup_teardown(another_model_of_the_same_names_is_sent, begin, end),
         cmocka_unit_test_setup_teardown(ranks_without_a_cache_are_sent_theirs, begin, end),
         cmocka_unit_test_setup_teardown(a_folder_that_takes_nothing_is_logged, begin, end),
