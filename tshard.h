@@ -305,8 +305,9 @@
  *   1. Runners (tsh_run, tsh_threads_run, ...) also log why a rank could not start or join. What is
  *   said of a collective names its group: "collective 3 of tp", of dp, pp or world, or of "group 7"
  *   where the program itself split it off.
- *   Rank 0 also logs, once each, what a training loop seems to forget; "warning: ..." says which
- *   call. examples/README.md lists mistakes by their sentences.
+ *   What begins with "warning: " is no error: on rank 0, once each, what a training loop seems to
+ *   forget, with the call that is missing; a step that is skipped; a shard that cannot be kept.
+ *   examples/README.md lists mistakes by their sentences.
  *
  * THE SAME NUMBERS EVERYWHERE
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same
@@ -37420,7 +37421,7 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     optim->info.skipped++; /* the parameters are unchanged */
     tsh_log_message(
         &ctx->logger,
-        "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
+        "warning: tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
         (long long)optim->info.skipped, norm);
 }
 
@@ -43500,8 +43501,8 @@ static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep, const char *why
     tshi_io *io = keep->io;
     if (io->cached < 2)
         tsh_log_message(&io->ctx->logger,
-                        "%s: rank %d cannot keep \"%s%.96s\" in \"%.200s\" (%s); it is loaded all "
-                        "the same",
+                        "warning: %s: rank %d cannot keep \"%s%.96s\" in \"%.200s\" (%s); it is "
+                        "loaded all the same",
                         io->op, io->ctx->world.rank, keep->item->prefix, keep->item->path,
                         io->cache->cache, why);
     io->cached = 2;

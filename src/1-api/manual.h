@@ -98,8 +98,9 @@
  *   1. Runners (tsh_run, tsh_threads_run, ...) also log why a rank could not start or join. What is
  *   said of a collective names its group: "collective 3 of tp", of dp, pp or world, or of "group 7"
  *   where the program itself split it off.
- *   Rank 0 also logs, once each, what a training loop seems to forget; "warning: ..." says which
- *   call. examples/README.md lists mistakes by their sentences.
+ *   What begins with "warning: " is no error: on rank 0, once each, what a training loop seems to
+ *   forget, with the call that is missing; a step that is skipped; a shard that cannot be kept.
+ *   examples/README.md lists mistakes by their sentences.
  *
  * THE SAME NUMBERS EVERYWHERE
  *   Initial weights and dropout masks are keyed by seed, path and global element index: the same

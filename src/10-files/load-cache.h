@@ -227,8 +227,8 @@ static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep, const char *why
     tshi_io *io = keep->io;
     if (io->cached < 2)
         tsh_log_message(&io->ctx->logger,
-                        "%s: rank %d cannot keep \"%s%.96s\" in \"%.200s\" (%s); it is loaded all "
-                        "the same",
+                        "warning: %s: rank %d cannot keep \"%s%.96s\" in \"%.200s\" (%s); it is "
+                        "loaded all the same",
                         io->op, io->ctx->world.rank, keep->item->prefix, keep->item->path,
                         io->cache->cache, why);
     io->cached = 2;

@@ -335,7 +335,7 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     optim->info.skipped++; /* the parameters are unchanged */
     tsh_log_message(
         &ctx->logger,
-        "tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
+        "warning: tsh_optim_step: a step is skipped, the %lldth: the norm of the gradients is %g",
         (long long)optim->info.skipped, norm);
 }
 

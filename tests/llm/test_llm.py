@@ -159,6 +159,45 @@ def only_rank_0_needs_the_folder(folder):
     check(done.returncode == 1 and "model/config.json cannot be read" in done.stderr, done.stderr)
 
 
+def shards_are_kept_for_the_next_start(folder):
+    start, here = only_on_rank_0(folder)
+    here = os.path.join(here, "model")
+    os.makedirs(here)
+    model = models.load("smollm3")
+    models.write(here, model)
+
+    def told(*flags):
+        done = start("model", "--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32",
+                     "--dtype", "f32", "--cache", "kept", *flags)
+        check(done.returncode == 0, done.stderr)
+        check(done.stdout.split() == ["[0]", *map(str, model["new"])], done.stdout, done.stderr)
+        return done.stderr
+
+    def kept(rank):
+        inside = os.path.join(folder, str(rank), "kept")
+        files = [os.path.join(inside, name) for name in sorted(os.listdir(inside))]
+        return {path: os.stat(path).st_mtime_ns for path in files}
+
+    told()
+    first = kept(1), kept(2)
+    check(all(first) and not any("part-" in path for path in [*first[0], *first[1]]), first)
+    told()
+    check(first == (kept(1), kept(2)), "written again", first)
+    damaged = max(first[0], key=os.path.getsize)
+    with open(damaged, "r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    check(told() == "", "a damaged file is sent again in silence")
+    again = kept(1)
+    check(again.keys() == first[0].keys() and
+          {path for path in again if again[path] != first[0][path]} == {damaged}, again, damaged)
+    shutil.rmtree(os.path.join(folder, "2", "kept"))
+    with open(os.path.join(folder, "2", "kept"), "w", encoding="ascii"):
+        pass  # no folder
+    check("rank 2 cannot keep" in told(), "a folder that takes nothing")
+
+
 def written(folder, name, **changes):
     """The folder with keys of config.json changed, or (value ...) taken away."""
     model = models.load(name)
@@ -438,6 +477,7 @@ def mistakes_are_told(folder):
                                (("--ids", "1", "--prompt", "a"), 2, ("one of --prompt, --ids",)),
                                (("--ids", "1", "--chat"), 2, ("one of --prompt, --ids, --chat",)),
                                (("--ids", "1", "--system", "a"), 2, ("--system", "--chat")),
+                               (("--ids", "1", "--cache", folder), 2, ("--cache", "tcp")),
                                (("--ids", "1", "--stop", ""), 2, ("--stop", "not empty")),
                                (("--ids", "1", "--stop"), 2, ("--stop needs a value",)),
                                (("--ids", "1", "--stop", "a", "--print-ids"), 1, ("tokenizer",)),
@@ -1038,6 +1078,7 @@ def the_readme_shows_a_family(folder):
 if __name__ == "__main__":
     sys.exit(run_tests("llm", [family(name) for name in models.names()] + [
         processes_write_what_threads_do, only_rank_0_needs_the_folder,
+        shards_are_kept_for_the_next_start,
         configs_that_would_change_results_are_refused,
         texts_that_are_too_long_are_refused, settings_within_reach_change_nothing,
         other_names_load, folders_that_lie_are_refused, files_that_lie_are_refused,
