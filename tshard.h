@@ -3838,7 +3838,7 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
 /* Attributes. TSHI_INLINE: a function that is always inlined, so that the caller's loop over its
- * calls can be vectorised.
+ * calls can be vectorised; not in a build without optimisation, which would take twice as long.
  * TSHI_OUTLINE: a function that has many callers and gains nothing from inlining; not inlining it
  * saves compile time.
  * TSHI_COLD: a function that runs once or rarely (models, files, checks, errors); gcc optimises it
@@ -3855,7 +3855,11 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #endif
 #if defined(__GNUC__)
 #define TSHI_RESTRICT       __restrict
-#define TSHI_INLINE         static inline __attribute__((always_inline))
+#if defined(__OPTIMIZE__)
+#define TSHI_INLINE static inline __attribute__((always_inline))
+#else
+#define TSHI_INLINE static inline
+#endif
 #define TSHI_APART          static __attribute__((TSHI_ALONE))
 #define TSHI_OUTLINE        static __attribute__((noinline))
 #define TSHI_COLD           __attribute__((cold))

@@ -12,7 +12,12 @@
  * sums, of chunk r-t if it gathers (indices mod P), and receives one of the chunk before. What
  * arrives in one step is sent in the next, while it is in the cache: in the first P-1 steps of a
  * sum with this rank's own segment added, else unchanged. So chunk k is the sum x[k+1] + x[k+2] +
- * ... + x[k+P], with x[r] from rank r mod P: the documented order (rule 5 of >>comm-api). */
+ * ... + x[k+P], with x[r] from rank r mod P: the documented order (rule 5 of >>comm-api).
+ *
+ * With several hosts, each of which has a range of ranks, the first rank of a host gathers what
+ * began on its own host (the last steps of its row) from the host's last rank, not from the
+ * previous rank: so no chunk that a host has crosses a link to it. On a link between H hosts of R
+ * ranks an all-gather of n bytes takes (H-1)/H n, an all-reduce (P-1)/P n more. */
 
 /* Contiguous bytes in a buffer. */
 typedef struct tshi_uv_span {
@@ -93,6 +98,36 @@ static int tshi_uv_summed(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
+/* The steps of each row that a rank sends to one peer, or receives from it: [from, to). first: the
+ * chunk of step 0. */
+typedef struct tshi_uv_lane {
+    int first, from, to;
+} tshi_uv_lane;
+
+/* Returns the lane to a peer (out = 1), or from it. */
+static tshi_uv_lane tshi_uv_lane_of(const tshi_uv_op *op, int peer, int out) {
+    const tshi_uv_group *group = op->group;
+    const int rank = group->rank, receiver = out ? peer : rank, sender = out ? rank : peer;
+    const int steps = tshi_uv_steps(op), others = group->last[receiver] - group->first[receiver];
+    tshi_uv_lane lane = {out ? tshi_uv_first_out(op) : tshi_uv_first_in(op), 0, steps};
+    if (op->coll.kind == TSH_REDUCE_SCATTER || receiver != group->first[receiver]) return lane;
+    if (sender != group->last[receiver]) { /* the previous rank */
+        lane.to = steps - others;
+    } else { /* of the receiver's steps the last ones; of the sender's those after the sums */
+        lane.from = out ? tshi_uv_summed(op) : steps - others;
+        lane.to = lane.from + others;
+    }
+    return lane;
+}
+
+/* Returns 1 if the last rank of this one's host sends to the first what that does not get from the
+ * previous rank. */
+static int tshi_uv_closes(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    return group->last[group->rank] > group->first[group->rank] &&
+           op->coll.kind != TSH_REDUCE_SCATTER;
+}
+
 /* A position in the stream of bytes that a rank sends, or receives, in the ring algorithm. */
 typedef struct tshi_uv_at {
     int64_t row;        /* index of the row of the stream */
@@ -101,19 +136,24 @@ typedef struct tshi_uv_at {
     int64_t offset;     /* offset of this position in the chunk, in bytes */
 } tshi_uv_at;
 
-/* Returns the chunk that step `step` of a ring's stream carries. first: the chunk of its step 0. */
-static int tshi_uv_chunk_of(const tshi_uv_op *op, int first, int step) {
-    return (first + 2 * op->group->size - step) % op->group->size;
+/* Returns the chunk that step `step` of a lane carries. */
+static int tshi_uv_chunk_of(const tshi_uv_op *op, const tshi_uv_lane *lane, int step) {
+    return (lane->first + 2 * op->group->size - step) % op->group->size;
 }
 
-/* Returns the number of bytes of a ring's stream that precede row `row` (row i: a sequence of
- * steps, of which each carries segment i of one chunk). first: the chunk of step 0. */
-static int64_t tshi_uv_before_row(const tshi_uv_op *op, int first, int64_t row) {
+/* Returns the number of bytes of a lane's stream that precede row `row` (row i: a sequence of
+ * steps, of which each carries segment i of one chunk). */
+static int64_t tshi_uv_before_row(const tshi_uv_op *op, const tshi_uv_lane *lane, int64_t row) {
     int64_t total = 0;
-    for (int t = 0; t < tshi_uv_steps(op); t++)
-        total += tshi_uv_min(tshi_uv_length(op, tshi_uv_chunk_of(op, first, t)),
+    for (int t = lane->from; t < lane->to; t++)
+        total += tshi_uv_min(tshi_uv_length(op, tshi_uv_chunk_of(op, lane, t)),
                              row * TSHI_UV_SEGMENT);
     return total;
+}
+
+/* Returns the bytes of a lane's stream. */
+static int64_t tshi_uv_lane_total(const tshi_uv_op *op, const tshi_uv_lane *lane) {
+    return tshi_uv_before_row(op, lane, INT64_MAX / TSHI_UV_SEGMENT);
 }
 
 /* Returns the size in bytes of segment `row` of chunk k; 0: the chunk has fewer segments. All but
@@ -123,34 +163,33 @@ static int64_t tshi_uv_segment(const tshi_uv_op *op, int k, int64_t row) {
     return left < 0 ? 0 : tshi_uv_min(left, TSHI_UV_SEGMENT);
 }
 
-/* Returns the offset in a ring's stream of the point `done` bytes into step `step` of row `row`.
- * first: the chunk that step 0 carries. */
-static int64_t tshi_uv_position(const tshi_uv_op *op, int first, int64_t row, int step,
-                                int64_t done) {
-    int64_t total = tshi_uv_before_row(op, first, row) + done;
-    for (int t = 0; t < step; t++)
-        total += tshi_uv_segment(op, tshi_uv_chunk_of(op, first, t), row);
+/* Returns the offset in a lane's stream of the point `done` bytes into step `step` of row `row`. */
+static int64_t tshi_uv_position(const tshi_uv_op *op, const tshi_uv_lane *lane, int64_t row,
+                                int step, int64_t done) {
+    int64_t total = tshi_uv_before_row(op, lane, row) + done;
+    for (int t = lane->from; t < step; t++)
+        total += tshi_uv_segment(op, tshi_uv_chunk_of(op, lane, t), row);
     return total;
 }
 
-/* Finds the row, step and chunk of byte `at` of a ring's stream. first: the chunk that step 0
- * carries. Rows have the same size, but for the last ones, so a division mostly finds the row. */
-static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, int first, int64_t at) {
+/* Finds the row, step and chunk of byte `at` of a lane's stream. Rows have the same size, but for
+ * the last ones, so a division mostly finds the row. */
+static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, const tshi_uv_lane *lane, int64_t at) {
     tshi_uv_at place;
-    int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)tshi_uv_steps(op)), high = low + 1;
-    while (tshi_uv_before_row(op, first, high) <= at) high = low + 2 * (high - low);
+    int64_t low = at / (TSHI_UV_SEGMENT * (int64_t)(lane->to - lane->from)), high = low + 1;
+    while (tshi_uv_before_row(op, lane, high) <= at) high = low + 2 * (high - low);
     while (high - low > 1) { /* the row sought is in [low, high) */
         int64_t middle = low + (high - low) / 2;
-        if (tshi_uv_before_row(op, first, middle) <= at)
+        if (tshi_uv_before_row(op, lane, middle) <= at)
             low = middle;
         else
             high = middle;
     }
-    at -= tshi_uv_before_row(op, first, low); /* now the offset in row `low` */
+    at -= tshi_uv_before_row(op, lane, low); /* now the offset in row `low` */
     place.row = low;
-    for (place.step = 0;; place.step++) { /* goes through the steps of the row */
+    for (place.step = lane->from;; place.step++) { /* goes through the steps of the row */
         int64_t n;
-        place.chunk = tshi_uv_chunk_of(op, first, place.step);
+        place.chunk = tshi_uv_chunk_of(op, lane, place.step);
         n = tshi_uv_segment(op, place.chunk, low); /* size of the step in bytes */
         place.done = at;
         place.left = n - at;
@@ -170,51 +209,68 @@ static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
     return span;
 }
 
-/* Returns how many bytes of a ring's outgoing stream may be sent so far: bytes of step t need the
- * bytes received in step t-1; those of step 0 need none. */
-static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int64_t total) {
+/* Returns how many bytes of an outgoing lane may be sent, as far as they depend on what comes from
+ * `peer`, of which `ready` bytes may be sent on. */
+static int64_t tshi_uv_lane_ready(const tshi_uv_op *op, const tshi_uv_lane *out, int peer,
+                                  int64_t ready) {
+    const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 0);
     tshi_uv_at in;
-    int first = tshi_uv_first_out(op);
-    /* once all of the incoming stream has arrived, all of the outgoing one may be sent */
-    if (op->ready >= op->in[tshi_uv_prev(op->group)].total) return total;
-    /* in: the position up to which received bytes may be sent on */
-    in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
-    if (in.step + 1 < tshi_uv_steps(op))
-        return tshi_uv_position(op, first, in.row, in.step + 1, in.done);
-    /* step 0 of the next row needs no received bytes, so it may be sent, too */
-    return tshi_uv_position(op, first, in.row + 1, 1, 0);
+    int again; /* the first step of each row of `out` that needs bytes from the peer */
+    if (ready >= op->in[peer].total) return INT64_MAX;
+    in = tshi_uv_locate(op, &lane, ready);
+    again = lane.from + 1 < out->from ? out->from : lane.from + 1;
+    if (in.step + 1 < out->from) return tshi_uv_position(op, out, in.row, out->from, 0);
+    if (in.step + 1 < out->to) return tshi_uv_position(op, out, in.row, in.step + 1, in.done);
+    /* what is not sent on holds nothing up before the next row */
+    return again < out->to ? tshi_uv_position(op, out, in.row + 1, again, 0) : INT64_MAX;
+}
+
+/* Returns how many bytes of the ring's stream to a peer may be sent so far: bytes of step t need
+ * the bytes received in step t-1; those of step 0 need none. */
+static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int peer, int64_t total) {
+    const tshi_uv_group *group = op->group;
+    const int last = group->last[group->rank];
+    const tshi_uv_lane out = tshi_uv_lane_of(op, peer, 1);
+    int64_t ready = tshi_uv_lane_ready(op, &out, tshi_uv_prev(group), op->ready);
+    if (group->rank == group->first[last] && tshi_uv_closes(op))
+        ready = tshi_uv_min(ready, tshi_uv_lane_ready(op, &out, last, op->in[last].good));
+    return tshi_uv_min(ready, total);
 }
 
 /* Returns how many bytes of a reduce-scatter's incoming stream have been sent on, so that their
  * place in the window is free. */
 static int64_t tshi_uv_sent_on(const tshi_uv_op *op) {
-    const tshi_uv_stream *s = &op->out[tshi_uv_next(op->group)]; /* the outgoing stream */
-    int first = tshi_uv_first_in(op);
+    const int prev = tshi_uv_prev(op->group), next = tshi_uv_next(op->group);
+    const tshi_uv_stream *s = &op->out[next];
+    const tshi_uv_lane in = tshi_uv_lane_of(op, prev, 0), lane = tshi_uv_lane_of(op, next, 1);
     tshi_uv_at out;
     if (s->done == s->total) return op->ready; /* the whole outgoing stream is sent */
-    out = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
-    if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(op, first, out.row));
-    return tshi_uv_min(op->ready, tshi_uv_position(op, first, out.row, out.step - 1, out.done));
+    out = tshi_uv_locate(op, &lane, s->done);
+    if (out.step == 0) return tshi_uv_min(op->ready, tshi_uv_before_row(op, &in, out.row));
+    return tshi_uv_min(op->ready, tshi_uv_position(op, &in, out.row, out.step - 1, out.done));
 }
 
-/* Finds byte `at` of a ring's outgoing stream, which must be ready to send. */
-static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int64_t at) {
-    tshi_uv_at out = tshi_uv_locate(op, tshi_uv_first_out(op), at);
+/* Finds byte `at` of the ring's stream to a peer, which must be ready to send. */
+static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int peer, int64_t at) {
+    const tshi_uv_lane in = tshi_uv_lane_of(op, tshi_uv_prev(op->group), 0);
+    const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 1);
+    tshi_uv_at out = tshi_uv_locate(op, &lane, at);
     char *send = (char *)tshi_uv_send_buffer(op);
     tshi_uv_span span = {send + out.offset, out.left}; /* all-gather, step 0: this rank's part */
     /* later steps of a reduce-scatter send the sums that are in the window */
     if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
-        span = tshi_uv_window(
-            op, tshi_uv_position(op, tshi_uv_first_in(op), out.row, out.step - 1, out.done));
+        span = tshi_uv_window(op, tshi_uv_position(op, &in, out.row, out.step - 1, out.done));
     else if (out.step > 0 || tshi_uv_sums(op)) /* step 0: from send; later: from recv */
         span = tshi_uv_in_whole(op, out.step ? op->coll.recv : send, out.chunk, out.offset);
     span.size = tshi_uv_min(span.size, out.left);
     return span;
 }
 
-/* Finds where byte `at` of a ring's incoming stream is to be stored; size 0: the window is full. */
-static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int64_t at) {
-    tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), at);
+/* Finds where byte `at` of the ring's stream from a peer is to be stored; size 0: the window is
+ * full. */
+static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int peer, int64_t at) {
+    const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 0);
+    tshi_uv_at in = tshi_uv_locate(op, &lane, at);
     int64_t used = op->ready; /* bytes received so far whose place in the window is free again */
     tshi_uv_span span;
     if (in.step >= tshi_uv_summed(op)) { /* bytes that are not to be summed go straight into recv */
@@ -250,13 +306,15 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
     return n * width;
 }
 
-/* Sums what has arrived on a ring, and advances op->ready, the bytes that may be sent on. */
+/* Sums what has arrived from the previous rank of a ring, and advances op->ready, the bytes that
+ * may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
+    const tshi_uv_lane lane = tshi_uv_lane_of(op, tshi_uv_prev(op->group), 0);
     /* come: bytes received; n: bytes that one turn of the loop summed, or kept as they are; 0: not
      * even one whole element is left */
     int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1;
     while (op->ready < come && n) {
-        tshi_uv_at in = tshi_uv_locate(op, tshi_uv_first_in(op), op->ready);
+        tshi_uv_at in = tshi_uv_locate(op, &lane, op->ready);
         n = in.step < tshi_uv_summed(op) ? tshi_uv_fold_step(op, in, come - op->ready)
                                          : tshi_uv_min(in.left, come - op->ready);
         op->ready += n;
@@ -265,13 +323,32 @@ static void tshi_uv_ring_fold(tshi_uv_op *op) {
 
 /* ---- TSHI_UV_DIRECT: every rank sends its data to every other rank ---- */
 
+/* Returns 1 if by TSHI_UV_PIECES rank `from` sends the sum of chunk k to rank `to`: its own sum to
+ * its host and to one rank of each other host, which sends it to the others there. */
+static int tshi_uv_carries(const tshi_uv_op *op, int from, int to, int k) {
+    const int *first = op->group->first, *last = op->group->last;
+    const int at = first[to] == first[from] ? from : to; /* one of the host that is sent to */
+    /* the rank of that host which gets the sum of chunk k from rank k */
+    const int twin = first[at] + (k - first[k]) % (last[at] - first[at] + 1);
+    if (first[to] != first[from]) return k == from && twin == to;
+    return k == from || (first[k] != first[from] && twin == from);
+}
+
+/* Returns the bytes of all sums that rank `from` sends to rank `to` by TSHI_UV_PIECES. */
+static int64_t tshi_uv_carried(const tshi_uv_op *op, int from, int to) {
+    int64_t sum = 0;
+    for (int k = 0; k < op->group->size; k++)
+        if (tshi_uv_carries(op, from, to, k)) sum += tshi_uv_length(op, k);
+    return sum;
+}
+
 /* Returns how many bytes rank `from` sends to rank `to` by TSHI_UV_DIRECT or TSHI_UV_PIECES. */
 static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     const tsh_coll *coll = &op->coll;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
-        if (op->algorithm == TSHI_UV_PIECES) /* data of chunk `to`, then the sum of chunk `from` */
-            return tshi_uv_length(op, to) + tshi_uv_length(op, from);
+        if (op->algorithm == TSHI_UV_PIECES) /* data of chunk `to`, then sums */
+            return tshi_uv_length(op, to) + tshi_uv_carried(op, from, to);
         return coll->count * tshi_uv_width(op);             /* the whole send buffer */
     case TSH_ALLGATHER: return tshi_uv_length(op, from);    /* all that rank `from` has */
     case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to); /* the chunk that rank `to` sums */
@@ -385,10 +462,50 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
 
 /* Sums of 16-bit floats are to be rounded only once, at their end, so partial sums cannot be sent
  * on in 16 bits, as in a ring. Instead every rank sends its chunk k to rank k, which sums them and,
- * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. The stream to a peer is
- * this rank's data of the peer's chunk, then the sum of this rank's chunk. In place (recv is send)
- * that works too: the sum of a chunk, which overwrites this rank's data, arrives only after that
- * data was sent. */
+ * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. Between hosts a sum is
+ * sent to one rank of each, which sends it on. The stream to a peer is this rank's data of the
+ * peer's chunk, then the sum of this rank's chunk, then the sums that it sends on. In place (recv
+ * is send) that works too: the sum of a chunk, which overwrites this rank's data, arrives only
+ * after that data was sent. */
+
+/* Bytes of the sum of a chunk. */
+typedef struct tshi_uv_sum {
+    int chunk;
+    int64_t at, left; /* before them, and from them on */
+} tshi_uv_sum;
+
+/* Finds byte `offset` of the sums that rank `from` sends to rank `to`: its own comes first. */
+static tshi_uv_sum tshi_uv_sum_at(const tshi_uv_op *op, int from, int to, int64_t offset) {
+    const int size = op->group->size;
+    tshi_uv_sum sum = {from, offset, tshi_uv_length(op, from) - offset};
+    if (tshi_uv_carries(op, from, to, from) && sum.left > 0) return sum;
+    if (tshi_uv_carries(op, from, to, from)) offset -= tshi_uv_length(op, from);
+    for (sum.chunk = 0; sum.chunk < size; sum.chunk++) {
+        const int64_t length = tshi_uv_length(op, sum.chunk);
+        if (sum.chunk == from || !tshi_uv_carries(op, from, to, sum.chunk)) continue;
+        sum.at = offset;
+        sum.left = length - offset;
+        if (sum.left > 0) break;
+        offset -= length;
+    }
+    return sum;
+}
+
+/* Returns how many bytes of the stream to a peer may be sent so far, of `total`. */
+static int64_t tshi_uv_pieces_ready(const tshi_uv_op *op, int peer, int64_t total) {
+    const int own = op->group->rank;
+    int64_t ready = tshi_uv_length(op, peer);
+    while (ready < total) {
+        const tshi_uv_sum sum = tshi_uv_sum_at(op, own, peer, ready - tshi_uv_length(op, peer));
+        /* bytes of this sum that are there: it came behind the data of this rank's chunk */
+        const int64_t there = sum.chunk == own
+                                  ? op->ready
+                                  : op->in[sum.chunk].good - tshi_uv_length(op, own);
+        if (there < sum.at + sum.left) return there > sum.at ? ready + there - sum.at : ready;
+        ready += sum.left;
+    }
+    return total;
+}
 
 /* Sums those elements of this rank's chunk that have arrived from all ranks, and advances
  * op->ready, the bytes of the chunk that are summed. */
@@ -418,7 +535,11 @@ static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t of
     const int own = op->group->rank;
     int64_t part = tshi_uv_length(op, out ? peer : own), row = tshi_uv_row_size(op);
     tshi_uv_span span;
-    if (offset >= part) return tshi_uv_in_whole(op, op->coll.recv, out ? own : peer, offset - part);
+    if (offset >= part) {
+        const tshi_uv_sum sum = tshi_uv_sum_at(op, out ? own : peer, out ? peer : own,
+                                               offset - part);
+        return tshi_uv_in_whole(op, op->coll.recv, sum.chunk, sum.at);
+    }
     if (out) return tshi_uv_in_whole(op, tshi_uv_send_buffer(op), peer, offset);
     span.at = tshi_uv_row(op, peer) + offset % row;
     span.size = tshi_uv_min(row - offset % row, part - offset);
@@ -450,16 +571,15 @@ static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t off
                                      int out) {
     tshi_uv_span span = {NULL, 0};
     int64_t ready = total; /* bytes of payload that may be sent or stored so far */
-    if (out && op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(op, total);
+    if (out && op->algorithm == TSHI_UV_RING) ready = tshi_uv_ring_ready(op, peer, total);
     if (out && op->algorithm == TSHI_UV_CHAIN && op->group->rank != op->coll.root)
         ready = op->in[tshi_uv_prev(op->group)].good; /* a chain sends on what has arrived */
-    if (out && op->algorithm == TSHI_UV_PIECES)
-        ready = tshi_uv_min(total, tshi_uv_length(op, peer) + op->ready);
+    if (out && op->algorithm == TSHI_UV_PIECES) ready = tshi_uv_pieces_ready(op, peer, total);
     if (offset >= ready) return span;
     if (op->algorithm == TSHI_UV_PIECES) {
         span = tshi_uv_pieces_at(op, peer, offset, out);
     } else if (op->algorithm == TSHI_UV_RING) {
-        span = out ? tshi_uv_ring_out(op, offset) : tshi_uv_ring_in(op, offset);
+        span = out ? tshi_uv_ring_out(op, peer, offset) : tshi_uv_ring_in(op, peer, offset);
     } else if (op->algorithm == TSHI_UV_DIRECT) {
         span = tshi_uv_direct_at(op, peer, offset, out);
     } else {
@@ -484,7 +604,8 @@ static int64_t tshi_uv_block(const tshi_uv_op *op, int peer, int64_t offset, int
                              int out) {
     int64_t most = TSHI_UV_BLOCK, left = total - offset;
     if (op->algorithm == TSHI_UV_RING) {
-        left = tshi_uv_locate(op, out ? tshi_uv_first_out(op) : tshi_uv_first_in(op), offset).left;
+        const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, out);
+        left = tshi_uv_locate(op, &lane, offset).left;
     } else if (op->algorithm == TSHI_UV_PIECES) {
         int64_t part = tshi_uv_length(op, out ? peer : op->group->rank);
         if (offset < part) left = part - offset;

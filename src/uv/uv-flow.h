@@ -261,12 +261,14 @@ static size_t tshi_uv_transfer(tshi_uv_link *link, const tshi_uv_fifo *fifo, voi
     return (size_t)n;
 }
 
-/* Counts n bytes of payload just sent. All-gather on a ring also copies this rank's own part among
- * them from send to recv now, while it is in the cache. */
-static void tshi_uv_payload_went(const tshi_uv_op *op, tshi_uv_stream *s, size_t n) {
+/* Counts n bytes of payload just sent to a peer. All-gather on a ring also copies this rank's own
+ * part among them from send to recv now, while it is in the cache. */
+static void tshi_uv_payload_went(const tshi_uv_op *op, int peer, tshi_uv_stream *s, size_t n) {
+    const int ring = op->algorithm == TSHI_UV_RING && peer == tshi_uv_next(op->group);
     int64_t end = s->done + (int64_t)n;
-    while (op->algorithm == TSHI_UV_RING && op->coll.kind == TSH_ALLGATHER && s->done < end) {
-        tshi_uv_at at = tshi_uv_locate(op, tshi_uv_first_out(op), s->done);
+    while (ring && op->coll.kind == TSH_ALLGATHER && s->done < end) {
+        const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 1);
+        tshi_uv_at at = tshi_uv_locate(op, &lane, s->done);
         int64_t now = tshi_uv_min(at.left, end - s->done);
         if (at.step == 0) tshi_uv_own_piece(op, at.offset, now); /* step 0 sends this rank's part */
         s->done += now;
@@ -280,7 +282,7 @@ static int tshi_uv_block_moved(const tshi_uv_link *link, const tshi_uv_op *op, t
                                size_t n, int out) {
     size_t payload = (size_t)tshi_uv_min((int64_t)n, s->block - s->done);
     if (out)
-        tshi_uv_payload_went(op, s, payload);
+        tshi_uv_payload_went(op, link->peer, s, payload);
     else
         s->done += (int64_t)payload;
     s->tail += n - payload;

@@ -190,6 +190,25 @@ static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wa
     uv_mutex_unlock(&world->lock);
 }
 
+/* Returns the lowest rank with which this one shares memory, or this one: the name of its host. */
+static int tshi_uv_own_host(const tsh_uv_world *world) {
+    int r = 0;
+    while (r < world->rank && !tshi_uv_shm_pair(world, world->rank, r)) r++;
+    return r;
+}
+
+/* Reads the host of a rank, which no higher rank may give its name. */
+static void tshi_uv_read_host(tshi_uv_peer *peer, tshi_uv_cursor *c) {
+    peer->host = (int)tshi_uv_field(c, 0, 2);
+    if (peer->host > peer->rank) c->bad = 1;
+}
+
+/* Handles GO: the world has formed. */
+static void tshi_uv_on_go(tsh_uv_world *world, tshi_uv_cursor *c) {
+    for (int r = 0; r < world->size && !c->bad; r++) tshi_uv_read_host(&world->peer[r], c);
+    if (!c->bad) tshi_uv_completed(world);
+}
+
 /* ready 1: returns 1 if every other rank has sent READY. ready 0: returns 1 if every other rank has
  * a control connection to this one and, if placed is 1, a known address. */
 static int tshi_uv_all(const tsh_uv_world *world, int placed, int ready) {
@@ -217,11 +236,15 @@ static void tshi_uv_form(tsh_uv_world *world) {
         world->world_group->missing == 0 &&
         !tshi_uv_sharing(world)) { /* all of this rank's connections are made */
         world->told_ready = 1;
-        (void)tshi_uv_write(world, TSHI_UV_READY);
+        world->peer[world->rank].host = tshi_uv_own_host(world);
+        (void)tshi_uv_field(tshi_uv_write(world, TSHI_UV_READY),
+                            (uint64_t)world->peer[world->rank].host, 2);
         tshi_uv_post(&world->peer[0]); /* no-op if this is rank 0 */
     }
     if (world->rank == 0 && world->told_ready && tshi_uv_all(world, 0, 1)) { /* all sent READY */
-        (void)tshi_uv_write(world, TSHI_UV_GO);
+        tshi_uv_cursor *c = tshi_uv_write(world, TSHI_UV_GO);
+        for (int r = 0; r < world->size; r++)
+            (void)tshi_uv_field(c, (uint64_t)world->peer[r].host, 2);
         tshi_uv_post_all(world);
         tshi_uv_completed(world);
     }

@@ -38,8 +38,8 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     /* `size` connections for collectives, then `size` for messages */
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
-    /* one array: the world ranks of all members, then their TCP ports */
-    group->ranks = (int *)calloc(2 * n, sizeof *group->ranks);
+    /* one array: the world ranks of all members, their TCP ports, their hosts */
+    group->ranks = (int *)calloc(4 * n, sizeof *group->ranks);
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
         group->link[i].fd = -1;         /* not connected */
@@ -49,7 +49,10 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
         tshi_uv_group_free(group);
         return NULL;
     }
-    group->ports = group->ranks + n; /* the second half of the array `ranks` */
+    group->ports = group->ranks + n;
+    group->first = group->ports + n;
+    group->last = group->first + n;
+    for (int r = 0; r < size; r++) group->first[r] = group->last[r] = r; /* tshi_uv_find_hosts */
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
         group->op[i].in = group->streams + 2 * i * n; /* n streams from peers, then n to peers */
@@ -64,6 +67,36 @@ static int tshi_uv_next(const tshi_uv_group *group) { /* Returns the next rank o
 
 static int tshi_uv_prev(const tshi_uv_group *group) { /* Returns the previous rank on the ring. */
     return group->rank == 0 ? group->size - 1 : group->rank - 1;
+}
+
+/* Returns the name of the host of rank r of the group. */
+static int tshi_uv_host_of(const tshi_uv_group *group, int r) {
+    return group->world->peer[group->ranks[r]].host;
+}
+
+/* Returns the last rank of the range from `from` on that is on the host of rank `from`. */
+static int tshi_uv_range_end(const tshi_uv_group *group, int from) {
+    int r = from;
+    while (r + 1 < group->size && tshi_uv_host_of(group, r + 1) == tshi_uv_host_of(group, from))
+        r++;
+    return r;
+}
+
+/* Sets first and last of a group once the world has formed. */
+static void tshi_uv_find_hosts(tshi_uv_group *group) {
+    const int size = group->size;
+    int end;
+    if (tshi_uv_range_end(group, 0) == size - 1) return; /* one host */
+    for (int begin = 0; begin < size; begin = tshi_uv_range_end(group, begin) + 1)
+        for (int r = 0; r < begin; r++) /* is the host of another range, too? */
+            if (tshi_uv_host_of(group, r) == tshi_uv_host_of(group, begin)) return;
+    for (int begin = 0; begin < size; begin = end + 1) {
+        end = tshi_uv_range_end(group, begin);
+        for (int r = begin; r <= end; r++) {
+            group->first[r] = begin;
+            group->last[r] = end;
+        }
+    }
 }
 
 /* ---- queues of operations that wait for a connection ---- */

@@ -183,9 +183,12 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_HERE: tshi_uv_on_here(peer, c); break; /* to rank 0: where the peer listens */
     case TSHI_UV_MISSING: tshi_uv_text_field(c, world->absent, sizeof world->absent); break;
     case TSHI_UV_TABLE: tshi_uv_on_table(world, c); break; /* from rank 0: all addresses */
-    case TSHI_UV_READY: peer->ready = 1; break; /* to rank 0: the peer has all its connections */
-    case TSHI_UV_GO:                            /* from rank 0: the world has formed */
-        if (world->forming) tshi_uv_completed(world);
+    case TSHI_UV_READY: /* to rank 0: the peer has all its connections */
+        tshi_uv_read_host(peer, c);
+        peer->ready = !c->bad;
+        break;
+    case TSHI_UV_GO: /* from rank 0: the world has formed */
+        if (world->forming) tshi_uv_on_go(world, c);
         break;
     /* the peer reports an error to this rank, its coordinator */
     case TSHI_UV_REPORT: tshi_uv_on_report(peer, c); break;

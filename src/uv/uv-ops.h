@@ -139,8 +139,10 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
     uv_mutex_unlock(&world->lock);
     (void)uv_async_send(&world->wake_control);
     result = tshi_uv_wait_for(group, NULL);
-    if (result == TSH_OK) tshi_uv_shm_link(group);
-    return result;
+    if (result != TSH_OK) return result;
+    tshi_uv_shm_link(group);
+    tshi_uv_find_hosts(group);
+    return TSH_OK;
 }
 
 /* Called by all ranks of comm: makes *out the comm of the ranks of this rank's color. A rank with

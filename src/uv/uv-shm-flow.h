@@ -98,7 +98,7 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
         if (!room) break;
         span.size = tshi_uv_min(span.size, tshi_uv_min(room, TSHI_UV_SHM_PIECE));
         tshi_uv_shm_copy(pipe, span.at, span.size, 1);
-        tshi_uv_payload_went(op, s, (size_t)span.size);
+        tshi_uv_payload_went(op, link->peer, s, (size_t)span.size);
         if (s->done < s->total) tshi_uv_shm_tell_sent(link);
     }
     s->good = s->done;

@@ -83,13 +83,22 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
     }
 }
 
-/* Queues the frames of a ring: one to the next rank, one from the previous rank. */
+/* Queues the frame of a ring to a peer (out = 1), or from it. */
+static void tshi_uv_plan_lane(tshi_uv_op *op, int peer, int out) {
+    const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, out);
+    (out ? tshi_uv_promise : tshi_uv_expect)(op, peer, tshi_uv_lane_total(op, &lane));
+}
+
+/* Queues the frames of a ring: one to the next rank, one from the previous rank, and one from the
+ * last rank of a host to its first. */
 static void tshi_uv_plan_ring(tshi_uv_op *op) {
-    /* a row beyond the last one: all bytes of a stream precede it */
-    const int64_t rows = INT64_MAX / TSHI_UV_SEGMENT;
     const tshi_uv_group *group = op->group;
-    tshi_uv_promise(op, tshi_uv_next(group), tshi_uv_before_row(op, tshi_uv_first_out(op), rows));
-    tshi_uv_expect(op, tshi_uv_prev(group), tshi_uv_before_row(op, tshi_uv_first_in(op), rows));
+    const int rank = group->rank, first = group->first[rank], last = group->last[rank];
+    tshi_uv_plan_lane(op, tshi_uv_next(group), 1);
+    tshi_uv_plan_lane(op, tshi_uv_prev(group), 0);
+    if (!tshi_uv_closes(op)) return;
+    if (rank == last) tshi_uv_plan_lane(op, first, 1);
+    if (rank == first) tshi_uv_plan_lane(op, last, 0);
 }
 
 /* Queues the frames of a broadcast. Where no payload goes to the next rank, an empty frame does, so

@@ -294,6 +294,9 @@ struct tshi_uv_group {
     int *ports;
     int linked; /* atomic: 1 once all connections are made and the caller's thread may use them */
     int whole;  /* 1: all members share memory with each other */
+    /* first[r], last[r]: the ranks from first[r] to last[r] are those of rank r's host. If there is
+     * one host only, or one has several such ranges, each rank counts as a host: both are r */
+    int *first, *last;
 };
 
 /* What client and server tell each other in the handshake of a connection. Both prove that they
@@ -449,6 +452,7 @@ typedef struct tshi_uv_peer {
     uint64_t process;        /* random number of the peer's process; 0: it has not dialled */
     tshi_uv_address address; /* address on which the peer listens */
     int placed, ready;       /* on rank 0: placed: address is known; ready: the peer sent READY */
+    int host; /* lowest rank with which it shares memory, or itself: known once the world forms */
     char name[80];           /* host:port of the peer's end of the control connection */
     /* The fields below are used on the coordinator only. */
     tshi_uv_answer answer;   /* the peer's answer to the latest ASK message */

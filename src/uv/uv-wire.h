@@ -89,7 +89,7 @@ static int tshi_uv_count_field(tshi_uv_cursor *c, int count, int most) {
  *    agreed on (tshi_uv_option); if it is refused, what the server has in the field that differs.
  * A proof is an HMAC over both hellos (tshi_uv_proof) under the session secret, which both ends
  * compute if they have the same key (>>uv-secret). */
-#define TSHI_UV_VERSION UINT32_C(0x74730003) /* "ts", then the version of the protocol, 3 */
+#define TSHI_UV_VERSION UINT32_C(0x74730004) /* "ts", then the version of the protocol, 4 */
 
 /* sizes of the three handshake messages in bytes */
 enum { TSHI_UV_SERVER_HELLO = 40, TSHI_UV_CLIENT_HELLO = 116, TSHI_UV_REPLY = 44 };
@@ -210,8 +210,8 @@ typedef enum tshi_uv_type {
     TSHI_UV_HERE,    /* to rank 0: where the sender listens */
     TSHI_UV_MISSING, /* from rank 0: which ranks have not joined yet */
     TSHI_UV_TABLE,   /* from rank 0: the address table (where each rank listens), and the token */
-    TSHI_UV_READY,   /* to rank 0: the sender has all its connections */
-    TSHI_UV_GO,      /* from rank 0: all ranks have all their connections */
+    TSHI_UV_READY,   /* to rank 0: the sender has all its connections; its host */
+    TSHI_UV_GO,      /* from rank 0: all ranks have all their connections; the hosts of all */
     TSHI_UV_REPORT,  /* to the coordinator: an error report */
     TSHI_UV_ASK,     /* from the coordinator: which call was collective seq of a group? */
     TSHI_UV_TELL,    /* answer to ASK: what the sender called as that collective */

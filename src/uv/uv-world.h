@@ -165,6 +165,7 @@ static void tshi_uv_begin(tsh_uv_world *world) {
     tshi_uv_near *own = &world->near[world->rank];
     tshi_uv_count_local(world);
     tshi_uv_shm_link(world->world_group);
+    tshi_uv_find_hosts(world->world_group);
     if (own->base)
         world->bell = tshi_uv_watch(&world->loop, own->bell, UV_READABLE, &own->bell,
                                     tshi_uv_bell_event);
