@@ -166,7 +166,7 @@ COMPILE_TEST  = @mkdir -p $(@D); echo "  CC $@"; $(CC) $(STD) $(OPT) $(WALL) \
 	$(if $(CMOCKA),,-Itests/support/plain)
 LINK_TEST     = $(if $(CMOCKA),-lcmocka) $(LIBS)
 CONFIG_double := -DTSHARD_REAL=double -DTESTS_DOUBLE
-CONFIG_nosimd := -DTSHARD_NO_SIMD
+CONFIG_nosimd := -DTSHARD_NO_SIMD -Og
 # For what includes the implementation, but is linked with the library.
 LINKED       := -DTSHARD_IMPLEMENTED -DTSHARD_THREADS_IMPLEMENTED
 
@@ -211,7 +211,7 @@ $(OUT)/tests/op/test_gemm_%: LIBS += $(if $(BLIS),-DTESTS_BLIS) $(LINK_BLIS)
 
 # With the implementation, which computes with a model of AMX's instructions.
 $(OUT)/tests/unit/test_amx: tests/unit/test_amx.c tests/unit/test_gemm.c $(HEADERS) $(FOUND)
-	$(COMPILE_TEST) -Wno-shadow -o $@ $< $(LINK_TEST)
+	$(COMPILE_TEST) -Og -Wno-shadow -o $@ $< $(LINK_TEST)
 $(OUT)/tests/%: tests/%.c $(OUT)/tests/library.o $(HEADERS) $(FOUND)
 	$(COMPILE_TEST) $(LINKED) -o $@ $< $(filter %.o,$^) $(LINK_TEST)
 $(OUT)/tests/%_double: tests/%.c $(OUT)/tests/library_double.o $(HEADERS) $(FOUND)
