@@ -32,6 +32,10 @@
  *   are summed and forwarded as they arrive. Long sums of 16-bit floats are rounded only once, so
  *   each piece goes directly to the rank that sums it, and its sum back: as many bytes as on a
  *   ring. Bytes that need no sum are not copied. Every group has its own connections;
+ * - send what is gathered to a host once, not once per rank, where ranks that share memory are side
+ *   by side in the group, as tshard-run deals them: of an all-reduce of n bytes, H hosts of R ranks
+ *   send (H-1)/H n + (HR-1)/(HR) n each, for the order of sums passes through the ranks in turn;
+ *   of 16-bit floats (H-1)/H n + (H-1) R/H n, for they are sent before they are summed;
  * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
  *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
  *   reserved before use. A rank writes into its own only. Sums are the same bits as over TCP, and
@@ -5499,9 +5503,8 @@ static int64_t tshi_uv_pieces_ready(const tshi_uv_op *op, int peer, int64_t tota
     while (ready < total) {
         const tshi_uv_sum sum = tshi_uv_sum_at(op, own, peer, ready - tshi_uv_length(op, peer));
         /* bytes of this sum that are there: it came behind the data of this rank's chunk */
-        const int64_t there = sum.chunk == own
-                                  ? op->ready
-                                  : op->in[sum.chunk].good - tshi_uv_length(op, own);
+        const int64_t there = sum.chunk == own ? op->ready
+                                               : op->in[sum.chunk].good - tshi_uv_length(op, own);
         if (there < sum.at + sum.left) return there > sum.at ? ready + there - sum.at : ready;
         ready += sum.left;
     }

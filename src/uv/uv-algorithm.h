@@ -498,9 +498,8 @@ static int64_t tshi_uv_pieces_ready(const tshi_uv_op *op, int peer, int64_t tota
     while (ready < total) {
         const tshi_uv_sum sum = tshi_uv_sum_at(op, own, peer, ready - tshi_uv_length(op, peer));
         /* bytes of this sum that are there: it came behind the data of this rank's chunk */
-        const int64_t there = sum.chunk == own
-                                  ? op->ready
-                                  : op->in[sum.chunk].good - tshi_uv_length(op, own);
+        const int64_t there = sum.chunk == own ? op->ready
+                                               : op->in[sum.chunk].good - tshi_uv_length(op, own);
         if (there < sum.at + sum.left) return there > sum.at ? ready + there - sum.at : ready;
         ready += sum.left;
     }

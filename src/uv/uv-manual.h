@@ -32,6 +32,10 @@
  *   are summed and forwarded as they arrive. Long sums of 16-bit floats are rounded only once, so
  *   each piece goes directly to the rank that sums it, and its sum back: as many bytes as on a
  *   ring. Bytes that need no sum are not copied. Every group has its own connections;
+ * - send what is gathered to a host once, not once per rank, where ranks that share memory are side
+ *   by side in the group, as tshard-run deals them: of an all-reduce of n bytes, H hosts of R ranks
+ *   send (H-1)/H n + (HR-1)/(HR) n each, for the order of sums passes through the ranks in turn;
+ *   of 16-bit floats (H-1)/H n + (H-1) R/H n, for they are sent before they are summed;
  * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
  *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
  *   reserved before use. A rank writes into its own only. Sums are the same bits as over TCP, and

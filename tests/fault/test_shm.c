@@ -40,6 +40,12 @@ static uint64_t sharing(job *j, const tsh_comm *comm) {
     return bits;
 }
 
+/* The ranks of this one's host, if rings know of them: the first and the last. */
+static uint64_t range(const tsh_comm *comm) {
+    const tshi_uv_group *group = (const tshi_uv_group *)comm->impl;
+    return (uint64_t)(16 * group->first[group->rank] + group->last[group->rank]);
+}
+
 /* ---- bits ---- */
 
 /* Values whose sums depend on their order; of bf16, the first halves of floats. */
@@ -65,6 +71,7 @@ static void bits_rank(job *j) {
     tsh_comm half;
     CHECK(tsh_comm_split(&j->comm, j->rank % 2, 0, &half) == TSH_OK);
     j->figure[0] = sharing(j, &j->comm);
+    j->figure[1] = range(&j->comm);
     for (int i = 0; i < 7; i++) {
         const int64_t n = sizes[i], all = n * j->ranks;
         int64_t counts[MOST];
@@ -100,6 +107,16 @@ static void without(job *j, tsh_uv_desc *uv) { /* TCP for some ranks, by bits */
     if (bits & ENCRYPTED) (void)setenv("TSHARD_ENCRYPT", "1", 1);
 }
 
+/* What `range` gives where those of these ranks are one host that share memory, and each other rank
+ * is one of its own: they must be side by side. */
+static uint64_t range_of(int r, uint64_t shares) {
+    int first = 0, last;
+    while (first < MOST && !(shares >> first & 1)) first++;
+    for (last = first; shares >> (last + 1) & 1;) last++;
+    if (!(shares >> r & 1) || shares >> (last + 1)) first = last = r;
+    return (uint64_t)(16 * first + last);
+}
+
 static void test_bits(void **state) {
     static const int tcp[] = {15, 0, 4, 8, 3, CHECKED + 2, ENCRYPTED + 2}; /* 15: all, 0: none */
     uint64_t hash[MOST] = {0};
@@ -117,6 +134,8 @@ static void test_bits(void **state) {
                 assert_int_equal(w.jobs[r].hash, hash[r]);
                 if (shares == every) mine |= 256;
                 assert_int_equal(w.jobs[r].figure[0], HAS_SHM ? mine : 0);
+                assert_int_equal(w.jobs[r].figure[1],
+                                 range_of(r, HAS_SHM && shares != every ? shares : 0));
             }
             world_free(&w);
         }

@@ -94,9 +94,10 @@ def losses_keep_their_bits(folder):
         out = os.path.join(folder, "out")
         run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--text", text, "--chars", "--out",
                               out, "--steps", str(HASHED), "--dropout", "0.1", "--eval-every",
-                              "20", "--sample", "0"] + flags.split(), stdin=subprocess.DEVNULL, cwd=TOP,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=EACH,
-                             encoding="utf-8", errors="replace")
+                              "20", "--sample", "0"] + flags.split(),
+                             stdin=subprocess.DEVNULL, cwd=TOP, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, timeout=EACH, encoding="utf-8",
+                             errors="replace")
         check(run.returncode == 0, flags, run.stdout[-600:])
         with open(os.path.join(out, "metrics.csv"), encoding="ascii") as file:
             rows = [",".join(line.split(",")[1:3]) + "\n" for line in file]

@@ -147,9 +147,9 @@ static int saves(tsh_ctx *ctx, void *user) {
 
 /* A load: which ranks have a cache, and what is sent. */
 typedef struct load {
-    int without;          /* this rank has none; NONE: all have */
-    int nowhere;          /* 1: the folders of all but rank 0 do not exist */
-    uint64_t stamp;       /* not 0: rank 0 has a reader, of this .stamp */
+    int without;           /* this rank has none; NONE: all have */
+    int nowhere;           /* 1: the folders of all but rank 0 do not exist */
+    uint64_t stamp;        /* not 0: rank 0 has a reader, of this .stamp */
     uint64_t sent, spread; /* found: messages of rank 0; broadcasts over tp and dp */
 } load;
 
@@ -205,7 +205,7 @@ static int loads(tsh_ctx *ctx, void *user) {
 
 static load run(int ranks, const tsh_desc *desc, int without) {
     load l = {without, 0, 0, 0, 0};
-    ranks_run_at(RANKS_FIRST, ranks, desc, loads, &l);
+    ranks_run_with(ranks, desc, loads, &l);
     return l;
 }
 
@@ -214,13 +214,13 @@ static load run(int ranks, const tsh_desc *desc, int without) {
 static const struct grid {
     int ranks;
     tsh_desc desc;
-} grids[] = {{2, {.tp = 2}}, {3, {.tp = 3}}, {4, {.tp = 2}}, {2, {.tp = 1}},
+} grids[] = {{2, {.tp = 2}},          {3, {.tp = 3}},          {4, {.tp = 2}}, {2, {.tp = 1}},
              {4, {.tp = 2, .pp = 2}}, {2, {.tp = 1, .pp = 2}}, {1, {.tp = 1}}};
 
 static int begin(void **state) {
     (void)state;
     for (int r = 0; r < RANKS; r++) files_folder(cache_of(r));
-    ranks_run_at(RANKS_FIRST, 1, NULL, saves, NULL);
+    ranks_run(1, saves, NULL);
     return 0;
 }
 
@@ -264,7 +264,7 @@ static void files_that_changed_are_sent_again(void **state) {
         l = run(2, &desc, NONE);
         assert_int_equal(l.sent, 0);
     }
-    ranks_run_at(RANKS_FIRST, 1, NULL, saves, NULL); /* the same values in a new file */
+    ranks_run(1, saves, NULL); /* the same values in a new file */
     assert_int_equal(run(2, &desc, NONE).sent, 0);
 }
 
@@ -293,17 +293,15 @@ static void a_stamp_that_stays_is_an_error(void **state) {
     load l = {NONE, 0, 5, 0, 0};
     const char *why;
     (void)state;
-    ranks_run_at(RANKS_FIRST, 2, &desc, loads, &l);
+    ranks_run_with(2, &desc, loads, &l);
     assert_int_equal(each_kept(0, NULL), 1);
     rewrite();
     (void)each_kept(1, discard);
-    ranks_where = RANKS_FIRST;
     assert_true(ranks_try(2, &desc, loads, &l, &why));
-    ranks_where = RANKS_ANY;
     assert_non_null(strstr(why, "rank 0 has sent rank 1 a shard of \""));
     assert_non_null(strstr(why, "remove the files \"hashes-*\" in the .cache of rank 0"));
     (void)each_kept(0, discard);
-    ranks_run_at(RANKS_FIRST, 2, &desc, loads, &l);
+    ranks_run_with(2, &desc, loads, &l);
 }
 
 static void another_model_of_the_same_names_is_sent(void **state) {
@@ -311,7 +309,7 @@ static void another_model_of_the_same_names_is_sent(void **state) {
     const uint64_t all = run(2, &desc, NONE).sent;
     load l;
     (void)state;
-    ranks_run_at(RANKS_FIRST, 1, &other, saves, NULL);
+    ranks_run_with(1, &other, saves, NULL);
     l = run(2, &desc, NONE);
     assert_true(l.sent > 0 && l.sent <= all); /* biases, which are 0, and norms are the same */
     assert_int_equal(run(2, &desc, NONE).sent, 0);
@@ -335,7 +333,7 @@ static void a_folder_that_takes_nothing_is_logged(void **state) {
     load l = {NONE, 1, 0, 0, 0};
     (void)state;
     lines.count = 0;
-    ranks_run_at(RANKS_FIRST, 2, &desc, loads, &l);
+    ranks_run_with(2, &desc, loads, &l);
     assert_int_equal(lines.count, 1);
     assert_non_null(strstr(lines.line[0], "rank 1 cannot keep \""));
     assert_non_null(strstr(lines.line[0], "\" in \"/dev/null/nowhere\" (Not a directory)"));
@@ -353,7 +351,7 @@ static int lacks_a_hasher(tsh_ctx *ctx, void *user) {
 
 static void a_cache_needs_a_hasher(void **state) {
     (void)state;
-    ranks_run_at(RANKS_FIRST, 2, NULL, lacks_a_hasher, NULL);
+    ranks_run(2, lacks_a_hasher, NULL);
 }
 
 int main(void) {
