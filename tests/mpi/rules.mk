@@ -1,6 +1,6 @@
 # The tests of layers and collectives on the processes of an mpirun, with each MPI that is here.
-# Private ones have a static library of their own. Left out: what is over TCP; test_changes, in which
-# an error ends a world at once, as on threads; test_load_cache, whose ranks are threads.
+# Private ones have a static library of their own. Left out: what is over TCP; test_changes, in
+# which an error ends a world at once, as on threads; test_load_cache, whose ranks are threads.
 MPI_PARTS := collectives $(patsubst tests/layer/%.c,%,$(filter-out \
 	%_tcp.c %/test_changes.c %/test_load_cache.c,$(sort $(wildcard tests/layer/test_*.c))))
 MPI_TESTS := $(foreach p,tests only,$(MPIS:%=build/mpi-%/$p)) $(if $(MPIS),build/gpt-mpi)
