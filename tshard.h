@@ -661,8 +661,8 @@ typedef enum tsh_layout_kind {
 /* A sharded dimension consists of segments, one after the other: usually one; several if weights
  * are fused, as in [Q|K|V]. Each segment consists of units (such as attention heads), which are
  * never split. torch.chunk's rule assigns the n units of a segment to P ranks: c = ceil(n / P),
- * rank r owns units [min(r c, n), min((r + 1) c, n)). A rank stores its parts of all segments one
- * after the other. */
+ * rank r owns units [min(r c, n), min((r + 1) c, n)); tsh_desc.shares deals them otherwise. A rank
+ * stores its parts of all segments one after the other. */
 typedef struct tsh_segment {
     int64_t length; /* length of the segment in elements; 0, in a layout that you pass: an equal
                      * part of the dimension */
@@ -698,9 +698,15 @@ typedef struct tsh_range {
  * per segment, empty ones included, to `ranges` (may be NULL) and returns their total length.
  * `length` is the length of the whole dimension. In replicated and partial layouts each rank owns
  * all of it. Returns -1 if the layout's segments or units do not fit the length, or the rank does
- * not exist. The whole library decides ownership by this function. */
+ * not exist. */
 TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
                                 tsh_range ranges[TSH_MAX_SEGMENTS]);
+/* The same for rank `rank` of ctx's tp, which may have unequal shares (tsh_desc.shares): rank r
+ * owns units [b(r), b(r + 1)) of a segment of n units, where b(r) is n times the shares of the
+ * ranks before r, divided by all shares, rounded to nearest. The whole library decides ownership by
+ * this function. -1 also if ctx is NULL. */
+TSH_API int64_t tsh_tp_shard_range(tsh_ctx *ctx, tsh_layout layout, int64_t length, int rank,
+                                   tsh_range ranges[TSH_MAX_SEGMENTS]);
 
 /* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text, which has `size` bytes (64 are
  * always enough). Returns text. Writes nothing if text is NULL or size is 0. */
@@ -1082,6 +1088,10 @@ typedef struct tsh_desc {
     int no_overlap;      /* 1: buckets are sent only after backward; the results are bitwise the
                           * same */
     tsh_dtype dtype;     /* dtype of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
+    const int *shares;   /* unequal machines: for each rank of tp, from 1 to 1000000, the same array
+                          * on every rank: units of sharded dimensions (see tsh_segment) are dealt
+                          * in proportion. The array is copied. Files do not depend on it. NULL, or
+                          * all the same: torch.chunk's rule */
 } tsh_desc;
 
 /* Expands to three arguments that say how a program was compiled: the version of tshard.h (1000
@@ -3838,7 +3848,10 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
 /* Attributes. TSHI_INLINE: a function that is always inlined, so that the caller's loop over its
- * calls can be vectorised; not in a build without optimisation, which would take twice as long.
+ * calls can be vectorised.
+ * TSHI_UNROLLED: a long function that is inlined once for each of many values of an argument, so
+ * that its loops are unrolled; only where the compiler optimises: else it would take long for
+ * nothing.
  * TSHI_OUTLINE: a function that has many callers and gains nothing from inlining; not inlining it
  * saves compile time.
  * TSHI_COLD: a function that runs once or rarely (models, files, checks, errors); gcc optimises it
@@ -3855,10 +3868,11 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #endif
 #if defined(__GNUC__)
 #define TSHI_RESTRICT       __restrict
+#define TSHI_INLINE         static inline __attribute__((always_inline))
 #if defined(__OPTIMIZE__)
-#define TSHI_INLINE static inline __attribute__((always_inline))
+#define TSHI_UNROLLED TSHI_INLINE
 #else
-#define TSHI_INLINE static inline
+#define TSHI_UNROLLED static inline
 #endif
 #define TSHI_APART          static __attribute__((TSHI_ALONE))
 #define TSHI_OUTLINE        static __attribute__((noinline))
@@ -3871,6 +3885,7 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_RESTRICT
 #define TSHI_INLINE         static
+#define TSHI_UNROLLED       static
 #define TSHI_APART          static
 #define TSHI_OUTLINE        static
 #define TSHI_COLD
@@ -4226,8 +4241,16 @@ typedef struct tshi_matmul_order {
 
 enum { TSHI_CPU_TEXT = 256 }; /* max length of tsh_cpu_text, with its final 0 */
 
+/* How the ranks of tp share the units of a dimension. */
+typedef struct tshi_deal {
+    int ranks;
+    /* [r]: the shares of the ranks before rank r, [ranks]: of all. NULL: torch.chunk's rule */
+    const int64_t *before;
+} tshi_deal;
+
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
+    tshi_deal deal;             /* tsh_desc.shares */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
@@ -6428,8 +6451,9 @@ static int tshi_glob_replace(const char *to, const tshi_captures *captures, char
 
 /* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0).
  * tshi_layout_resolve replaces them by values. Layouts of tensors are resolved, and functions that
- * compare two layouts require that both are. Only tshi_layout_own, which is tsh_shard_range,
- * decides which rank owns an element. */
+ * compare two layouts require that both are. Only tshi_layout_own decides which rank owns an
+ * element. */
+
 TSH_API tsh_layout tsh_replicated(void) {
     tsh_layout layout;
     memset(&layout, 0, sizeof layout);
@@ -6477,15 +6501,22 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     return out->length % out->unit == 0;
 }
 
-static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int size, int rank,
-                               tsh_range ranges[TSH_MAX_SEGMENTS]) {
+/* Returns how many of `units` units the ranks before rank r own. */
+static int64_t tshi_layout_before(const tshi_deal *deal, int64_t units, int r) {
+    const int64_t all = deal->before ? deal->before[deal->ranks] : 0;
+    /* the last ranks may have fewer than the others, or none */
+    if (!deal->before) return tshi_base_min(r * tshi_base_ceil(units, deal->ranks), units);
+    /* units * before[r] / all, rounded to nearest, without overflow */
+    return units / all * deal->before[r] + (units % all * deal->before[r] + all / 2) / all;
+}
+
+static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, const tshi_deal *deal,
+                               int rank, tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout->segments ? layout->segments : 1;
     /* start: index of the first element of segment s; owned: number of elements that the rank owns
      * in the segments before it */
     int64_t start = 0, owned = 0;
-    if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
-        n < 1)
-        return -1;
+    if (length < 0 || length > INT64_MAX / 4 || rank < 0 || rank >= deal->ranks || n < 1) return -1;
     if (layout->kind != TSH_SHARDED) { /* every rank owns all elements */
         if (ranges) ranges[0].start = 0;
         if (ranges) ranges[0].length = length;
@@ -6493,12 +6524,11 @@ static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int siz
     }
     for (s = 0; s < n; s++) {
         tsh_segment segment;
-        int64_t units, c, from, to; /* the rank owns elements [from, to) of the segment */
+        int64_t units, from, to; /* the rank owns elements [from, to) of the segment */
         if (!tshi_layout_segment(layout, length, s, &segment)) return -1;
         units = segment.length / segment.unit;
-        c = tshi_base_ceil(units, size); /* units per rank; the last ranks may have fewer */
-        from = tshi_base_min(rank * c, units) * segment.unit;
-        to = tshi_base_min((rank + 1) * c, units) * segment.unit;
+        from = tshi_layout_before(deal, units, rank) * segment.unit;
+        to = tshi_layout_before(deal, units, rank + 1) * segment.unit;
         if (ranges) ranges[s].start = start + from;
         if (ranges) ranges[s].length = to - from;
         owned += to - from;
@@ -6509,7 +6539,13 @@ static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int siz
 
 TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
                                 tsh_range ranges[TSH_MAX_SEGMENTS]) {
-    return tshi_layout_own(&layout, length, size, rank, ranges);
+    const tshi_deal equal = {size, NULL};
+    return tshi_layout_own(&layout, length, &equal, rank, ranges);
+}
+
+TSH_API int64_t tsh_tp_shard_range(tsh_ctx *ctx, tsh_layout layout, int64_t length, int rank,
+                                   tsh_range ranges[TSH_MAX_SEGMENTS]) {
+    return ctx ? tshi_layout_own(&layout, length, &ctx->deal, rank, ranges) : -1;
 }
 
 /* Returns 1 if a sharded layout has one segment, no defaults left, and fits a tensor of shape
@@ -6533,11 +6569,12 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
         memset(layout->segment, 0, sizeof layout->segment);
         return 1;
     }
+    const tshi_deal one = {1, NULL};
     tsh_layout given = *layout;
     given.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
     given.segments = layout->segments ? layout->segments : 1;
     if (given.dim < 0 || given.dim >= ndim ||
-        tshi_layout_own(layout, dim[given.dim], 1, 0, NULL) < 0)
+        tshi_layout_own(layout, dim[given.dim], &one, 0, NULL) < 0)
         return 0;
     *layout = given;
     memset(layout->segment, 0, sizeof layout->segment);
@@ -6546,18 +6583,18 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Returns 1 if two resolved sharded layouts give each of `size` ranks the same elements of a
- * dimension of `length` elements. */
+/* Returns 1 if two resolved sharded layouts give each rank the same elements of a dimension of
+ * `length` elements. */
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
-                                   int size) {
+                                   const tshi_deal *deal) {
     /* ra, rb: the rank's elements of each segment, by layout a and by layout b */
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
     if (!length) return 1; /* no rank owns anything */
     if (a->segments != b->segments) return 0;
     if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
-    for (int rank = 0; rank < size; rank++) {
-        if (tshi_layout_own(a, length, size, rank, ra) < 0 ||
-            tshi_layout_own(b, length, size, rank, rb) < 0)
+    for (int rank = 0; rank < deal->ranks; rank++) {
+        if (tshi_layout_own(a, length, deal, rank, ra) < 0 ||
+            tshi_layout_own(b, length, deal, rank, rb) < 0)
             return 0;
         for (int s = 0; s < a->segments; s++)
             if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
@@ -6566,12 +6603,12 @@ static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int
     return 1;
 }
 
-/* Returns 1 if two resolved layouts give each of `size` ranks the same elements of a tensor. */
+/* Returns 1 if two resolved layouts give each rank the same elements of a tensor. */
 TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
-                             int size) {
+                                   const tshi_deal *deal) {
     if (a->kind != b->kind) return 0;
     if (a->kind != TSH_SHARDED) return 1;
-    return a->dim == b->dim && tshi_layout_same_shards(a, b, dim[a->dim], size);
+    return a->dim == b->dim && tshi_layout_same_shards(a, b, dim[a->dim], deal);
 }
 
 /* Returns 1 if two resolved layouts have the same fields; stricter than tshi_layout_equal. */
@@ -6851,7 +6888,7 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     }
     i = t->layout.dim;
     if (t->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
-        t->local[i] = tshi_layout_own(&t->layout, t->dim[i], ctx->tp.size, ctx->tp.rank, NULL);
+        t->local[i] = tshi_layout_own(&t->layout, t->dim[i], &ctx->deal, ctx->tp.rank, NULL);
     tshi_tensor_strides(t->local, t->ndim, t->stride);
     return TSH_OK;
 }
@@ -6871,7 +6908,7 @@ static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dty
                                op, name, tshi_tensor_text(t, text), (long long)length,
                                (long long)block, tshi_dtypes[dtype].name);
     for (int r = 0; cut && r < t->ctx->tp.size; r++) {
-        (void)tshi_layout_own(&t->layout, length, t->ctx->tp.size, r, range);
+        (void)tshi_layout_own(&t->layout, length, &t->ctx->deal, r, range);
         for (int s = 0; s < t->layout.segments; s++) {
             if (range[s].start % block == 0 && range[s].length % block == 0) continue;
             return tshi_error_zero(
@@ -6980,7 +7017,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
     const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: all is one row */
     tshi_runs run = TSHI_ZERO;
-    const int64_t owned = tshi_layout_own(&t->layout, length, t->ctx->tp.size, rank, run.range);
+    const int64_t owned = tshi_layout_own(&t->layout, length, &t->ctx->deal, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
     run.width = length * run.inner;
     run.segments = sharded ? t->layout.segments : 1;
@@ -7033,7 +7070,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim || t->ctx->tp.size == 1) return local;
-    (void)tshi_layout_own(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    (void)tshi_layout_own(&t->layout, t->dim[dim], &t->ctx->deal, t->ctx->tp.rank, range);
     for (s = 0; s < t->layout.segments - 1 && local >= range[s].length; s++)
         local -= range[s].length;
     return range[s].start + local;
@@ -7045,7 +7082,7 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return global;
-    (void)tshi_layout_own(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    (void)tshi_layout_own(&t->layout, t->dim[dim], &t->ctx->deal, t->ctx->tp.rank, range);
     for (int s = 0; s < t->layout.segments; s++) {
         if (global >= range[s].start && global < range[s].start + range[s].length)
             return at + global - range[s].start;
@@ -9586,8 +9623,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
  * both are constants after inlining. tshi_gemm_tile_isa computes a tile of any number of rows up to
  * mr: mr at once, or parts of 8, 4, 2 and 1 rows. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
-    TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
-                                                 const int vecs) {                                 \
+    TARGET TSHI_UNROLLED void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,        \
+                                                   const int vecs) {                               \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tshi_gemm_word *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                       \
@@ -10650,15 +10687,13 @@ static int tshi_gemm_few_width(int64_t rows) {
 /* Computes one step of k: adds the products of A(i, p) = a[i] and y, 8 elements of row p of B, to
  * acc[i], the sums of row i, for every row i. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __m256 y,
-                                              __m256 *acc) {
-    TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
-}
+                                              __m256 *acc){TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)}
 
 /* Adds to the sums the products of A and 4 words of each of 8 columns of B. A word has 4 bytes.
  * each: elements of a word, a constant after inlining. inc: bytes from column to column. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows,
-                                              const float *a, const char *b, int64_t inc,
-                                              __m256 *acc) {
+TSHI_AVX2 TSHI_UNROLLED
+    void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows, const float *a,
+                            const char *b, int64_t inc, __m256 *acc) {
     __m256 y[4], z[2];
     tshi_gemm_few_words(b, inc, y);
 #define TSHI_GEMM_FEW_WORD4(w)                                                                     \
@@ -10670,8 +10705,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int eac
 
 /* Begins 8 columns of C, from column `col` on: in each row i, sets out[i] (the elements of C) to D
  * or 0, and acc[i] (the sums of a slice of k) to 0. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
-                                               const int rows, __m256 *acc, __m256 *out) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
+                                                 const int rows, __m256 *acc, __m256 *out) {
 #define TSHI_GEMM_FEW_BEGIN8(i)                                                                    \
     acc[i] = out[i] = _mm256_setzero_ps();                                                         \
     if (rows > i && t->add && valid > i) out[i] = _mm256_loadu_ps(t->d + i * t->rsd + col);
@@ -10680,8 +10715,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col,
 
 /* Ends a slice of k: in each row i, adds alpha times acc[i], the sums of the slice, to out[i], and
  * sets acc[i] to 0. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
-                                               __m256 *acc, __m256 *out) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
+                                                 __m256 *acc, __m256 *out) {
     const __m256 alpha = _mm256_set1_ps(t->alpha);
 #define TSHI_GEMM_FEW_SLICE8(i)                                                                    \
     if (rows > i) {                                                                                \
@@ -10691,8 +10726,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const in
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SLICE8)
 }
 
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, int valid,
-                                             const int rows, const __m256 *out) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, int valid,
+                                               const int rows, const __m256 *out) {
 #define TSHI_GEMM_FEW_END8(i)                                                                      \
     if (rows > i && valid > i) _mm256_storeu_ps(t->c + i * t->rsc + col, out[i]);
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
@@ -10720,9 +10755,9 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
  * the first `valid` rows exist. Meanwhile it prefetches as many bytes as it reads, at ascending
  * addresses: B's next columns, or, if there are none (last is 1), the matrix that is read after
  * B. each: elements of B per 4 bytes. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
-                                                 int valid, const int each, const int rows,
-                                                 int groups) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
+                                                   int valid, const int each, const int rows,
+                                                   int groups) {
     /* size: bytes of an element of B; step: number of elements in 4 words (16 bytes) of a column */
     const int64_t size = 4 / each, step = 4 * each;
     const int most = tshi_gemm_few_groups(rows);
@@ -10831,9 +10866,9 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_keep(const tshi_gemm_form layout, tsh
  * that the parts share; to: word s of all columns goes to to + 16 s or, if layout is BF16, both of
  * its elements as floats to to + 32 s; inc: bytes from column to column; ahead: address of 16 cache
  * lines to prefetch. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form layout, tshi_gemm_form form,
-                                                const int p, __m512 *r, float *to, const char *b,
-                                                int64_t inc, uintptr_t ahead) {
+TSHI_AVX512 TSHI_UNROLLED void tshi_gemm_few_part(const tshi_gemm_form layout, tshi_gemm_form form,
+                                                  const int p, __m512 *r, float *to, const char *b,
+                                                  int64_t inc, uintptr_t ahead) {
     __m512 t0, t1, t2, t3;
 #define TSHI_GEMM_FEW_LOAD(l) /* loads column 4 p + l */                                           \
     r[4 * (p & 3) + l] = _mm512_loadu_ps(b + (4 * p + l) * inc);                                   \
@@ -10933,15 +10968,14 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
  * the end of B it prefetches the matrix that is read next (t->then). tshi_gemm_few_isa computes
  * `cols` columns and takes any number of rows up to 8. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
-    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
-                                                     int valid, const tshi_gemm_form layout,       \
-                                                     const int rows) {                             \
+    TARGET TSHI_UNROLLED void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols, \
+                                                       int valid, const tshi_gemm_form layout,     \
+                                                       const int rows) {                           \
         const int64_t size = layout == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;               \
         const int64_t each = 64 / size, step = (layout == TSHI_GEMM_PAIRS ? 16 : each) * rows;     \
         const char *b = (const char *)t->b + col * inc;                                            \
-        const int64_t more = 8 * inc < TSHI_GEMM_NEAR                                              \
-                                 ? (int64_t)TSHI_GEMM_NEAR                                         \
-                                 : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                        \
+        const int64_t more = 8 * inc < TSHI_GEMM_NEAR ? (int64_t)TSHI_GEMM_NEAR                    \
+                                                      : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);   \
         uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */   \
         uintptr_t ahead = /* address of the 1024 bytes that were prefetched last */                \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
@@ -12220,8 +12254,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int6
 
 /* Moves from->count blocks of each of 16 rows of W to tiles, 16 bytes of 8 rows at a time. bits: 8
  * or 4 per weight, a constant after inlining. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
-                                                 const tshi_quant_source *from, const int bits) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_quant_tiles_avx2(tshi_quant_tile *to,
+                                                   const tshi_quant_source *from, const int bits) {
     const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     const int64_t row = from->row, head = has_min ? 4 : 2;
@@ -12292,8 +12326,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, i
 
 /* Adds the products of 16 rows of W (all their blocks) with one row of X to 16 sums. Reads W as it
  * is stored, without moving it to tiles. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
-                                               const tshi_quant_input *x, float *sums) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
+                                                 const tshi_quant_input *x, float *sums) {
     const __m256i low = _mm256_set1_epi8(15);
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     const int64_t row = from->row, head = has_min ? 4 : 2;
@@ -12332,10 +12366,10 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
 
 /* Adds the products of one tile of W with `rows` (1, 2 or 4) rows of X to `sums`, which has 16
  * columns of Y for each of these rows. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
-                                                const int rows, const int has_min,
-                                                const tshi_quant_input *x, float *sums,
-                                                int64_t stride) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
+                                                  const int rows, const int has_min,
+                                                  const tshi_quant_input *x, float *sums,
+                                                  int64_t stride) {
     const __m256i flip = _mm256_set1_epi8(bits == 8 ? -128 : 0);
     __m256i n[4], m[4]; /* integer sums per row of X; n: columns 0 to 7 of Y; m: columns 8 to 15 */
 #define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)
@@ -12427,9 +12461,9 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
  * blocks of rows r and r + 4 (32 bytes each); transposing rows 0 to 7 makes it hold dwords i and i
  * + 4 of rows 0 to 3, then of rows 4 to 7. If it is 4, a register is loaded with the blocks of rows
  * i, 4 + i, 8 + i and 12 + i (16 bytes each). */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, const int has_min,
-                                                 __m512i *z, tshi_quant_tile *to,
-                                                 const unsigned char *w, int64_t row) {
+TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_part(const int bits, const int p, const int has_min,
+                                                   __m512i *z, tshi_quant_tile *to,
+                                                   const unsigned char *w, int64_t row) {
     const __m512i flip = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
     const int head = has_min ? 4 : 2;
 #define TSHI_QUANT_LOAD_8(i)                                                                       \
@@ -12476,8 +12510,8 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, co
 #define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define TSHI_QUANT_MOVE(p) tshi_quant_part(bits, p, has_min, z, to, w, from->row);
 
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to,
-                                                  const tshi_quant_source *from, const int bits) {
+TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_tiles(tshi_quant_tile *to,
+                                                    const tshi_quant_source *from, const int bits) {
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     const unsigned char *w = from->w;
     __m512i z[8];
@@ -12556,11 +12590,11 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 /* Adds products of 16 rows of W with `rows` rows of X to `sums`, as a tshi_quant_dot_fn does. bits:
  * bits per weight of from->w, 8 or 4; 0: reads W from `tile` instead. width: number of rows that
  * are computed, 1, 4 or 8, at least `rows`. bits and width are constants after inlining. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
-                                                      const tshi_quant_source *from,
-                                                      const tshi_quant_input *x, float *sums,
-                                                      int64_t stride, int rows, const int bits,
-                                                      const int width) {
+TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
+                                                        const tshi_quant_source *from,
+                                                        const tshi_quant_input *x, float *sums,
+                                                        int64_t stride, int rows, const int bits,
+                                                        const int width) {
     const unsigned char *w = from->w;
     tshi_quant_source first = *from; /* `from`, but with its first block only */
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
@@ -15537,6 +15571,30 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
     }
 }
 
+/* Sets how the ranks of tp share dimensions. */
+static void tshi_context_deal(tsh_ctx *ctx, const tsh_desc *desc) {
+    enum { MOST = 1000000 };
+    const int ranks = ctx->deal.ranks = ctx->tp.size;
+    int64_t *before;
+    int equal = 1;
+    for (int r = 0; desc->shares && r < ranks; r++) {
+        if (desc->shares[r] < 1 || desc->shares[r] > MOST) {
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                           "tsh_open: the share of rank %d of tp is %d, not from 1 to %d", r,
+                           desc->shares[r], (int)MOST);
+            return;
+        }
+        equal = equal && desc->shares[r] == desc->shares[0];
+    }
+    if (!desc->shares || equal) return;
+    before = (int64_t *)tshi_mem_arena_alloc(ctx, &ctx->books,
+                                             ((size_t)ranks + 1) * sizeof *before);
+    if (!before) return;
+    before[0] = 0;
+    for (int r = 0; r < ranks; r++) before[r + 1] = before[r] + desc->shares[r];
+    ctx->deal.before = before;
+}
+
 /* Allocates a ctx and copies the options of desc, or their defaults. Its groups have one rank until
  * tshi_context_groups. Returns NULL if there is no memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
@@ -15559,7 +15617,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty: one rank */
-    ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
+    ctx->tp.size = ctx->pp.size = ctx->dp.size = ctx->deal.ranks = 1;
     tshi_tensor_ring(&ctx->handles.owned); /* makes an empty list */
     tshi_tensor_ring(&ctx->handles.step);
     return ctx;
@@ -15645,10 +15703,12 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_isa_open(ctx);
-    if (same)
+    if (same) {
         tshi_context_groups(ctx, desc);
-    else
+        tshi_context_deal(ctx, desc);
+    } else {
         (void)tsh_fail(ctx, refusal.code, "%s", refusal.message);
+    }
     if (tshi_context_inexact())
         (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                        "tsh_open: tshard.h was compiled with %s, or with a flag that contains it; "
@@ -15852,7 +15912,7 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
         const int64_t length = own >= 0 ? x->dim[own] : 1;
         if (whole ? length != 1
                   : x->layout.dim != own || length != output->shape.dim[d] ||
-                        !tshi_layout_same_shards(&cut->layout, &x->layout, length, x->ctx->tp.size))
+                        !tshi_layout_same_shards(&cut->layout, &x->layout, length, &x->ctx->deal))
             return tshi_rule_refuse(
                 call, cut, x,
                 whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
@@ -15961,7 +16021,7 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
         const tsh_layout *own = &in[i]->layout; /* layout of part i */
         fits = own->kind == layout->kind && own->dim == layout->dim;
         if (fits && layout->kind == TSH_SHARDED && !along)
-            fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
+            fits = tshi_layout_equal(own, layout, in[i]->dim, &in[i]->ctx->deal);
         for (e = 0; e < own->segments && along && fits; e++) {
             fits = layout->segments < TSH_MAX_SEGMENTS; /* there is space for one more */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
@@ -15991,7 +16051,7 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
     /* sa: 1 if A is sharded; sb: 1 if B is sharded */
     const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
-    const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
+    const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], &a->ctx->deal);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     /* if one input is R, its gradient is a partial sum */
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
@@ -16042,7 +16102,8 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int cut = x->layout.kind == TSH_SHARDED, along = cut && x->layout.dim == x->ndim - 1;
     const int column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
-    const int row = w->layout.kind == TSH_SHARDED && w->layout.dim == 1, size = x->ctx->tp.size;
+    const int row = w->layout.kind == TSH_SHARDED && w->layout.dim == 1;
+    const tshi_deal *deal = &x->ctx->deal;
     const tsh_layout bias = column ? w->layout : tsh_replicated(); /* the layout that b must have */
     const char *hint = NULL; /* NULL: the layouts of x and W fit */
     if (w->layout.kind == TSH_PARTIAL)
@@ -16050,7 +16111,7 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     else if (column && x->layout.kind != TSH_REPLICATED && !(sequence->regather && cut && !along))
         hint = "a column-parallel weight takes a replicated input: "
                "tsh_redistribute(x, tsh_replicated())";
-    else if (row && !(along && tshi_layout_same_shards(&x->layout, &w->layout, w->dim[1], size)))
+    else if (row && !(along && tshi_layout_same_shards(&x->layout, &w->layout, w->dim[1], deal)))
         hint = "a row-parallel weight takes an input that is replicated, or sharded along features "
                "by the same units: tsh_redistribute(x, tsh_replicated())";
     else if (along && !row)
@@ -16060,7 +16121,7 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
         hint = "the bias would be added once per rank; complete the input first: "
                "tsh_redistribute(x, tsh_replicated())";
     if (hint) return tshi_rule_refuse(call, x, w, hint);
-    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, size))
+    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, deal))
         return tshi_rule_refuse(call, w, b,
                                 "the bias of a column-parallel weight is sharded like its "
                                 "dimension 0, any other is replicated");
@@ -16112,7 +16173,7 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
  * of x (.., d). */
 static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
     return !t || (t->layout.kind == TSH_SHARDED &&
-                  tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
+                  tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], &x->ctx->deal));
 }
 
 /* Applies the rule of norms over the last dimension. With a weight and bias that are R or NULL: if
@@ -16160,7 +16221,7 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
         cut.segment[s].length *= group;
         cut.segment[s].unit *= group;
     }
-    return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
+    return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], &q->ctx->deal);
 }
 
 /* Applies the rule of attention. Shapes: q and output (B, heads, queries, D), k and v (B, k heads,
@@ -16169,17 +16230,18 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
  * heads must use only heads of k that the rank itself holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
-    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads 1: q is S(1) */
+    const tshi_deal *deal = &q->ctx->deal;
+    const int heads = tshi_rule_is_sharded(q, 1);                         /* 1: q is S(1) */
     const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* 1: q and k are S(1) */
     const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
-                     k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
+                     k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, deal);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
     if (fits && heads && k->layout.kind == TSH_REPLICATED) {
         output->partial = TSHI_K | TSHI_V;
         return 1;
     }
     if (fits && (grouped ? tshi_rule_groups(q, k)
-                         : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
+                         : tshi_layout_equal(&q->layout, &k->layout, k->dim, deal)))
         return 1;
     (void)tshi_tensor_text(q, tq);
     (void)tshi_tensor_text(k, tk);
@@ -16214,7 +16276,7 @@ static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
-    const int size = x->ctx->tp.size, axis = tshi_rule_classes(x, desc->dim);
+    const int axis = tshi_rule_classes(x, desc->dim);
     const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
     const int cut = tshi_rule_is_sharded(x, axis), rows = !cut && x->layout.kind == TSH_SHARDED;
     /* layout of the losses, one per row: that of x without the dimension of classes */
@@ -16222,13 +16284,13 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     int fits;
     char text[TSHI_TEXT_SIZE];
     if (rows && losses.dim > axis) losses.dim--;
-    fits = (rows || probs) &&
-           tshi_layout_equal(probs ? &x->layout : &losses, &target->layout, target->dim, size);
+    fits = (rows || probs) && tshi_layout_equal(probs ? &x->layout : &losses, &target->layout,
+                                                target->dim, &x->ctx->deal);
     if (x->layout.kind == TSH_PARTIAL)
         return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                         "%s: the logits %s are a partial sum over %d ranks; complete "
                         "them first: tsh_redistribute(logits, tsh_replicated())",
-                        call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
+                        call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits) {
         (void)snprintf(text, sizeof text,
@@ -16245,7 +16307,7 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     }
     if (weight && weight->layout.kind != TSH_REPLICATED &&
         !(cut && weight->layout.kind == TSH_SHARDED &&
-          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[axis], size)))
+          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[axis], &x->ctx->deal)))
         return tshi_rule_refuse(call, x, weight,
                                 "the weight is replicated, or cut as the classes: "
                                 "tsh_redistribute(weight, tsh_replicated())");
@@ -16264,7 +16326,7 @@ static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
         return w->layout.kind == TSH_REPLICATED &&
                (x->layout.kind == TSH_REPLICATED || own < 0 || w->dim[own] == 1);
     return w->layout.dim == own && w->dim[own] == x->dim[x->layout.dim] &&
-           tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], x->ctx->tp.size);
+           tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], &x->ctx->deal);
 }
 
 /* Applies the rule of losses element by element: of x, a target of x's shape, and weights that are
@@ -16276,7 +16338,7 @@ static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *target = call->in[1];
     if (x->layout.kind == TSH_PARTIAL)
         return tshi_rule_refuse_input(call, "is a partial sum, and the loss is not linear");
-    if (!tshi_layout_equal(&x->layout, &target->layout, x->dim, x->ctx->tp.size))
+    if (!tshi_layout_equal(&x->layout, &target->layout, x->dim, &x->ctx->deal))
         return tshi_rule_refuse(call, x, target,
                                 "the target is to be laid out as x: tsh_redistribute(target, "
                                 "tsh_layout_of(x))");
@@ -16320,10 +16382,10 @@ static int tshi_rule_batch_norm(const tshi_call *call, tshi_output *output) {
     if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
     for (int i = 1; i < call->n; i++) {
         const tsh_tensor *t = call->in[i];
-        if (!t || (cut ? t->layout.kind == TSH_SHARDED &&
-                             tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0],
-                                                     x->ctx->tp.size)
-                       : t->layout.kind == TSH_REPLICATED))
+        if (!t ||
+            (cut ? t->layout.kind == TSH_SHARDED &&
+                       tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], &x->ctx->deal)
+                 : t->layout.kind == TSH_REPLICATED))
             continue;
         return tshi_rule_refuse(call, x, t,
                                 cut ? "of an input whose channels are sharded, all that has a "
@@ -16347,7 +16409,7 @@ static int tshi_rule_group_norm(const tshi_call *call, tshi_output *output) {
     if (x->layout.kind == TSH_SHARDED && x->layout.dim > 1)
         return tshi_rule_refuse_input(call, "is sharded within groups");
     for (int r = 0; r < x->ctx->tp.size && tshi_rule_is_sharded(x, 1); r++) {
-        (void)tshi_layout_own(&x->layout, x->dim[1], x->ctx->tp.size, r, range);
+        (void)tshi_layout_own(&x->layout, x->dim[1], &x->ctx->deal, r, range);
         for (int s = 0; s < x->layout.segments; s++)
             if (range[s].start % each || range[s].length % each)
                 return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
@@ -16386,7 +16448,7 @@ static int tshi_rule_by_units(const tshi_call *call, int gates) {
         const tsh_tensor *w = call->in[i];
         if (!w) continue;
         if (!tshi_rule_is_sharded(w, 0) || w->layout.segments != gates ||
-            !tshi_layout_same_shards(first, &w->layout, w->dim[0], w->ctx->tp.size))
+            !tshi_layout_same_shards(first, &w->layout, w->dim[0], &w->ctx->deal))
             return 0;
         for (int s = 1; s < gates; s++)
             if (w->layout.segment[s].length != w->layout.segment[0].length ||
@@ -16431,8 +16493,8 @@ static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
         output->partial = 0x1E; /* the four weights */
     }
     for (int i = 5; i < call->n; i++)
-        if (call->in[i] && !tshi_layout_equal(&call->in[i]->layout, &state, call->in[i]->dim,
-                                              x->ctx->tp.size))
+        if (call->in[i] &&
+            !tshi_layout_equal(&call->in[i]->layout, &state, call->in[i]->dim, &x->ctx->deal))
             return tshi_rule_refuse(call, x, call->in[i],
                                     "h0 and c0 are replicated, or sharded as the last h is: "
                                     "tsh_redistribute(h0, tsh_replicated())");
@@ -16459,13 +16521,12 @@ static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
                                tsh_layout *layout) {
     const int64_t rows = w->dim[0] / groups, unit = w->layout.segment[0].unit;
     const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1; /* groups of a unit */
-    const int size = w->ctx->tp.size;
+    const tshi_deal *deal = &w->ctx->deal;
     const tsh_layout cut = tsh_shard_units(0, whole);
     *layout = tsh_shard_units(1, whole * (per > 0 ? per : 1));
-    for (int r = 0; r < size; r++)
-        if (w->layout.segments != 1 ||
-            tshi_layout_own(&cut, groups, size, r, NULL) * rows !=
-                tshi_layout_own(&w->layout, w->dim[0], size, r, NULL))
+    for (int r = 0; r < deal->ranks; r++)
+        if (w->layout.segments != 1 || tshi_layout_own(&cut, groups, deal, r, NULL) * rows !=
+                                           tshi_layout_own(&w->layout, w->dim[0], deal, r, NULL))
             return 0;
     return 1;
 }
@@ -16501,7 +16562,7 @@ static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int ta
         return "a column-parallel weight takes a replicated input: "
                "tsh_redistribute(x, tsh_replicated())";
     if (takes && !(cut && x->layout.dim == 1 &&
-                   tshi_layout_same_shards(&x->layout, layout, x->dim[1], x->ctx->tp.size)))
+                   tshi_layout_same_shards(&x->layout, layout, x->dim[1], &x->ctx->deal)))
         return "such a weight takes an input that is replicated, or whose channels are sharded "
                "like the weight's: tsh_redistribute(x, tsh_replicated())";
     if (!takes && cut && x->layout.dim == 1)
@@ -16544,7 +16605,7 @@ static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
         bias.dim = 0;
         (void)tshi_layout_resolve(&bias, 1, &outs);
     }
-    return !b || tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size) ||
+    return !b || tshi_layout_equal(&b->layout, &bias, b->dim, &x->ctx->deal) ||
            tshi_rule_refuse(call, w, b,
                             "the bias is sharded like the output's channels, or replicated if "
                             "these are");
@@ -16599,7 +16660,7 @@ static int tshi_rule_beside(const tsh_tensor *x, const tsh_tensor *t, int axis) 
     const int d = x->layout.dim;
     return x->layout.kind == TSH_SHARDED && t->layout.kind == TSH_SHARDED && d != axis &&
            t->layout.dim == d && x->dim[d] == t->dim[d] &&
-           tshi_layout_same_shards(&x->layout, &t->layout, x->dim[d], x->ctx->tp.size);
+           tshi_layout_same_shards(&x->layout, &t->layout, x->dim[d], &x->ctx->deal);
 }
 
 /* Refuses the layouts of x and an index, or of x and src, in an op along `axis`. Returns 0. */
@@ -18828,7 +18889,7 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
     int64_t at = 0, local = 0;         /* at: start of segment s; local: length kept on this rank */
     int s, kept = 0;                   /* kept: number of segments in [start, end) */
-    (void)tshi_layout_own(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
+    (void)tshi_layout_own(layout, out->dim[d], &out->ctx->deal, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
         out->offset += range[s].length * out->stride[d]; /* skips this rank's range of segment s */
     if (at != start) return 0;                           /* the slice starts inside a segment */
@@ -19249,7 +19310,7 @@ static int tshi_shape_stacks(tsh_tensor *const *parts, int i) {
     const int dtypes = p->dtype == first->dtype ||
                        (tshi_dtype_computes(p->dtype) && tshi_dtype_computes(first->dtype));
     const int layouts = shapes &&
-                        tshi_layout_equal(&p->layout, &first->layout, p->dim, p->ctx->tp.size);
+                        tshi_layout_equal(&p->layout, &first->layout, p->dim, &p->ctx->deal);
     if (shapes && dtypes && layouts) return 1;
     return tshi_error_zero(p->ctx,
                            !shapes   ? TSH_ERR_SHAPE
@@ -19793,8 +19854,8 @@ static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like
     own[0].length = like->local[last];
     job->ranges = 1;
     if (like->layout.kind == TSH_SHARDED && like->layout.dim == last) {
-        (void)tshi_layout_own(&like->layout, like->dim[last], like->ctx->tp.size,
-                              like->ctx->tp.rank, own);
+        (void)tshi_layout_own(&like->layout, like->dim[last], &like->ctx->deal, like->ctx->tp.rank,
+                              own);
         job->ranges = like->layout.segments;
     }
     memcpy(job->range, own, sizeof own);
@@ -20492,7 +20553,7 @@ TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes) {
 typedef struct tshi_cut {
     int64_t outer, length, inner; /* sizes of the array's three dimensions */
     const tsh_layout *layout;     /* the layout that cuts the array: a sharded one */
-    int size;                     /* number of ranks of tp */
+    const tshi_deal *deal;        /* how tp shares a dimension */
     size_t width;                 /* bytes of an element */
 } tshi_cut;
 
@@ -20500,18 +20561,19 @@ typedef struct tshi_cut {
  * rank's shard of a tensor by the layout `other`. form has the tensor's global shape. */
 static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *layout,
                                       const tsh_layout *other, tsh_dtype dtype) {
-    const tsh_comm *tp = &form->ctx->tp;
+    const tsh_ctx *ctx = form->ctx;
     const int dim = layout->dim;
     int64_t sizes[TSH_MAX_DIMS]; /* the array's shape */
     tshi_cut cut;
     memcpy(sizes, form->dim, sizeof sizes);
     if (other)
-        sizes[other->dim] = tshi_layout_own(other, sizes[other->dim], tp->size, tp->rank, NULL);
+        sizes[other->dim] = tshi_layout_own(other, sizes[other->dim], &ctx->deal, ctx->tp.rank,
+                                            NULL);
     cut.outer = tshi_tensor_product(sizes, dim);
     cut.length = sizes[dim];
     cut.inner = tshi_tensor_product(sizes + dim + 1, form->ndim - dim - 1);
     cut.layout = layout;
-    cut.size = tp->size;
+    cut.deal = &ctx->deal;
     cut.width = tsh_dtype_size(dtype);
     return cut;
 }
@@ -20520,7 +20582,7 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
  * there is no outer row, because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     if (!cut->outer) return 0;
-    return tshi_layout_own(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
+    return tshi_layout_own(cut->layout, cut->length, cut->deal, rank, NULL) * cut->inner;
 }
 
 /* Copies `rank`'s shard from its places in the array `whole` to the memory `shard` (to_shard 1), or
@@ -20530,7 +20592,7 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
     tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
     int64_t o;                         /* index of the outer row */
     int s;                             /* index of the segment */
-    (void)tshi_layout_own(cut->layout, cut->length, cut->size, rank, range);
+    (void)tshi_layout_own(cut->layout, cut->length, cut->deal, rank, range);
     for (o = 0; o < cut->outer; o++) {
         char *at = shard + (size_t)(o * pitch) * cut->width;
         for (s = 0; s < cut->layout->segments; s++) {
@@ -20552,7 +20614,7 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;
-    for (r = 0; r < cut->size; r++) {
+    for (r = 0; r < cut->deal->ranks; r++) {
         const int64_t row = tshi_redistribute_held(cut, r); /* rank r's elements of an outer row */
         const int64_t pitch = by_row ? cut->length * cut->inner : row;
         tshi_redistribute_shard(cut, r, whole, shards, pitch, to_shards);
@@ -20607,7 +20669,8 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     tsh_ctx *ctx = form->ctx;
     const int gather = kind != TSHI_MOVE_SCATTER;
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
-    const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of the array `counts` */
+    const size_t counted = (size_t)cut.deal->ranks *
+                           sizeof(int64_t); /* bytes of the array `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
     tsh_coll coll = tsh_coll_make(gather ? TSH_ALLGATHER : TSH_REDUCE_SCATTER, dtype);
     int64_t *counts; /* number of elements that each rank has in an outer row */
@@ -20619,9 +20682,9 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
     if (!move->scratch) return;
     counts = (int64_t *)tshi_mem_data(move->scratch);
-    for (int r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
+    for (int r = 0; r < cut.deal->ranks; r++) counts[r] = tshi_redistribute_held(&cut, r);
     move->ordered = gather ? out : tshi_kernel_unconst(in);
-    if (bytes) move->ordered = counts + cut.size; /* several segments: reorder in scratch */
+    if (bytes) move->ordered = counts + cut.deal->ranks; /* several segments: reorder in scratch */
     if (bytes && !gather)
         tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)move->ordered, 1, 1);
     coll.send = gather ? in : move->ordered;
@@ -20677,7 +20740,7 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          tsh_dtype dtype, const void *in, void *out) {
     const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* how `in` is cut */
     const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* how `out` is joined */
-    const size_t counted = (size_t)cut.size * sizeof(int64_t);
+    const size_t counted = (size_t)cut.deal->ranks * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
     int64_t *send, *recv;  /* number of elements sent to, and received from, each rank */
@@ -20685,11 +20748,11 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
     send = (int64_t *)tshi_mem_data(scratch);
-    recv = send + cut.size;
-    sent = (char *)(recv + cut.size);
+    recv = send + cut.deal->ranks;
+    sent = (char *)(recv + cut.deal->ranks);
     received = sent + bytes;
-    for (r = 0; r < cut.size; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
-    for (r = 0; r < cut.size; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
+    for (r = 0; r < cut.deal->ranks; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
+    for (r = 0; r < cut.deal->ranks; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
     tshi_redistribute_order(&cut, tshi_kernel_unconst(in), sent, 0, 1);
     (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
                           "tsh_redistribute: all-to-all");
@@ -20707,7 +20770,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     tsh_ctx *ctx = form->ctx;
     const tsh_layout whole = tsh_replicated();
     const size_t width = tsh_dtype_size(dtype), bytes = (size_t)tsh_numel(form) * width;
-    if (tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
+    if (tshi_layout_equal(from, to, form->dim, &ctx->deal)) {
         memcpy(out, in, (size_t)tsh_local_numel(form) * width);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
         /* Both are sharded along one dimension, but cut differently: gathers, then slices. */
@@ -20858,7 +20921,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
         return tshi_error_null(ctx, TSH_ERR_LAYOUT, "tsh_redistribute: %s cannot become %s",
                                tshi_tensor_text(x, a), tshi_layout_text(&layout, b, sizeof b));
     if (tshi_layout_identical(&x->layout, &layout)) return x;
-    if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
+    if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, &ctx->deal)) {
         tsh_tensor *out = tshi_tensor_view(x); /* each rank already has its values */
         if (out) out->layout = layout;
         return out;
@@ -20922,11 +20985,10 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
                         ctx->tp.size, tshi_tensor_text(form, a),
                         tshi_layout_text(&layout, b, sizeof b));
     if (cut->kind == TSH_SHARDED) {
-        held = layout.kind == TSH_SHARDED
-                   ? form->dim[d]
-                   : tshi_layout_own(cut, form->dim[d], ctx->tp.size, 0, NULL);
+        held = layout.kind == TSH_SHARDED ? form->dim[d]
+                                          : tshi_layout_own(cut, form->dim[d], &ctx->deal, 0, NULL);
         for (r = 0; r < ctx->tp.size; r++)
-            if ((owned = tshi_layout_own(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
+            if ((owned = tshi_layout_own(cut, next.dim[d], &ctx->deal, r, NULL)) != held)
                 return tsh_fail(
                     ctx, TSH_ERR_LAYOUT,
                     "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
@@ -20951,7 +21013,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     if (!ctx) return NULL;
     form = *t;
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
-        tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
+        tshi_layout_equal(&t->layout, &resolved, t->dim, &ctx->deal)) {
         if (tshi_layout_identical(&t->layout, &resolved)) return t;
         form.layout = resolved; /* another layout that gives every rank the same shard */
     } else {
@@ -22208,7 +22270,7 @@ static int tshi_einsum_layouts(const tshi_einsum *e) {
     int fits = a->layout.kind == TSH_REPLICATED || b->layout.kind == TSH_REPLICATED;
     if (ca >= 0 && cb >= 0)
         fits = ca == cb &&
-               tshi_layout_same_shards(&a->layout, &b->layout, e->size[ca], e->ctx->tp.size);
+               tshi_layout_same_shards(&a->layout, &b->layout, e->size[ca], &e->ctx->deal);
     else if (fits && ca >= 0)
         fits = tshi_einsum_find(&e->in[1], ca) < 0;
     else if (fits && cb >= 0)
@@ -26734,7 +26796,7 @@ static void tshi_recurrent_last(const tshi_sequence *s, const tsh_real *values, 
 /* Sets the units of each rank in s->counts. */
 static void tshi_recurrent_counts(const tshi_sequence *s, const tsh_layout *layout) {
     for (int r = 0; r < s->ctx->tp.size; r++)
-        s->counts[r] = tshi_layout_own(layout, s->hidden, s->ctx->tp.size, r, NULL);
+        s->counts[r] = tshi_layout_own(layout, s->hidden, &s->ctx->deal, r, NULL);
 }
 
 /* Computes out[0], h of all time steps, and out[1] and out[2], the last h and c. Returns the gates
@@ -26877,7 +26939,7 @@ static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *
     }
     const tsh_real *rows = tshi_tape_saved_reals(node, TSHI_RECURRENT_W_HH, stride, &own);
     all = rows ? tshi_recurrent_all(s, rows, s->how.kind->gates, s->hidden) : NULL;
-    (void)tshi_layout_own(layout, s->hidden, s->ctx->tp.size, s->ctx->tp.rank, range);
+    (void)tshi_layout_own(layout, s->hidden, &s->ctx->deal, s->ctx->tp.rank, range);
     if (all && s->ctx->error.code == TSH_OK)
         tshi_recurrent_pack_back(s, tshi_gemm_matrix((tsh_real *)tshi_mem_data(all), s->hidden, 1),
                                  range[0].start);
@@ -29343,7 +29405,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
         d = mask->ndim - 3; /* which dimension of the mask is the heads; negative: it has none */
         fits = d >= 0 && mask->dim[d] == q->dim[1] && tshi_rule_is_sharded(q, 1) &&
                tshi_rule_is_sharded(mask, d) &&
-               tshi_layout_same_shards(&q->layout, &mask->layout, q->dim[1], q->ctx->tp.size);
+               tshi_layout_same_shards(&q->layout, &mask->layout, q->dim[1], &q->ctx->deal);
     }
     memcpy(dim, q->dim, sizeof dim);
     dim[3] = keys;
@@ -29374,7 +29436,7 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     if (!tshi_attention_holds("q k v sinks", in, sinks)) return 0;
     if (fits && sinks->layout.kind != TSH_REPLICATED)
         fits = tshi_rule_is_sharded(q, 1) && tshi_rule_is_sharded(sinks, 0) &&
-               tshi_layout_same_shards(&q->layout, &sinks->layout, q->dim[1], q->ctx->tp.size);
+               tshi_layout_same_shards(&q->layout, &sinks->layout, q->dim[1], &q->ctx->deal);
     if (!fits)
         return tsh_fail(q->ctx, TSH_ERR_SHAPE,
                         "tsh_attention: sinks %s %s; takes floating ones of shape (%lld), "
@@ -29407,7 +29469,7 @@ static int tshi_attention_take_segments(tshi_attention *more, tsh_tensor *const 
                         (long long)k->dim[2]) == TSH_OK;
     if (segments->layout.kind != TSH_REPLICATED &&
         !(tshi_rule_is_sharded(q, 0) && tshi_rule_is_sharded(segments, 0) &&
-          tshi_layout_same_shards(&q->layout, &segments->layout, q->dim[0], q->ctx->tp.size)))
+          tshi_layout_same_shards(&q->layout, &segments->layout, q->dim[0], &q->ctx->deal)))
         return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                         "tsh_attention: segments %s must be replicated, or sharded as the batch of "
                         "q %s", tshi_tensor_text(segments, text),
@@ -29427,7 +29489,7 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *c
     if (fits) fits = tshi_dtype_computes(cache->dtype);
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
-        tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
+        tshi_layout_equal(&x->layout, &cache->layout, x->dim, &x->ctx->deal))
         return 1;
     return tsh_fail(x->ctx, TSH_ERR_SHAPE,
                     "tsh_attention: %s at position %lld does not go into the cache %s",
@@ -32451,8 +32513,8 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
  * differ, the ranks all-gather line after line until they reach one that differs
  * (tshi_module_find_diff). */
 
-/* One line of the description of a model. Line 0 is the seed, each further line one module, in
- * pre-order. */
+/* One line of the description of a model. Line 0 is the seed and tsh_desc.shares, each further line
+ * one module, in pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* e.g. "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* tsh_module.number; compared in binary: its text depends on the locale */
@@ -32486,17 +32548,31 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* Writes line i of the description of this rank's model: line 0 is the seed, each further one a
- * module. Past the last module the text is "nothing", and 0 is returned. */
+/* Writes what is the same for all modules: the seed, and tsh_desc.shares. */
+static void tshi_module_describe_all(const tsh_ctx *ctx, tshi_line *line) {
+    const int64_t *before = ctx->deal.before;
+    tsh_text_add(line->text, sizeof line->text, "the seed %llu", (unsigned long long)ctx->seed);
+    if (before) /* for more ranks than the text has room for */
+        line->number = (double)(tshi_rng_hash(0, before,
+                                              ((size_t)ctx->deal.ranks + 1) * sizeof *before) >>
+                                12);
+    for (int r = 0; before && r < ctx->deal.ranks; r++)
+        tsh_text_add(line->text, sizeof line->text, "%s%lld", r ? " : " : ", the shares ",
+                     (long long)(before[r + 1] - before[r]));
+}
+
+/* Writes line i of the description of this rank's model: line 0 by tshi_module_describe_all, each
+ * further one a module. Past the last module the text is "nothing", and 0 is returned. */
 static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     tsh_module *m = ctx->root;
     memset(line, 0, sizeof *line);
     for (int k = 1; k < i && m; k++) m = tshi_module_next(ctx->root, m);
     if (i && m)
         tshi_module_describe(m, line);
+    else if (i)
+        tsh_text_add(line->text, sizeof line->text, "nothing");
     else
-        tsh_text_add(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
-                         (unsigned long long)ctx->seed);
+        tshi_module_describe_all(ctx, line);
     /* hashes `text` and `number`, the fields before `hash` */
     line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
     line->rank = ctx->world.rank; /* named in the error sentence */
@@ -32805,7 +32881,7 @@ static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layo
     tsh_shape shape = tsh_shape_of(t); /* the global shape, which does not change */
     tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
-    if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
+    if (tshi_layout_equal(&t->layout, layout, t->dim, &t->ctx->deal)) {
         t->layout = *layout; /* each rank keeps its elements: at most the sizes of units differ */
         return;
     }
@@ -33341,7 +33417,7 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
                 "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld",
                 t->path, tshi_tensor_text(t, text), rule->segments ? rule->segments : 1,
                 rule->unit ? (long long)rule->unit : 1ll);
-        if (!tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
+        if (!tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, &t->ctx->deal) &&
             !tshi_module_may_move(t))
             return m->ctx->error.code;
     }
@@ -33356,7 +33432,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
         for (int j = 0; j < TSHI_MODULE_PARAMS; j++) { /* for all pairs of their parameters */
             const tsh_tensor *t = a->module->param[i];
             if (t && t == b->module->param[j] &&
-                !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
+                !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, &t->ctx->deal))
                 return tsh_fail(
                     t->ctx, TSH_ERR_LAYOUT,
                     "tsh_parallelize: the tied parameter \"%s\" would be %s for "
@@ -33543,7 +33619,6 @@ static int tshi_adapter_layouts(const tsh_module *m, const tshi_adapter *adapter
 
 /* Lays out A and B of all parts as W is now. Returns 0 after an error. */
 static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) {
-    const int size = m->ctx->tp.size;
     for (int i = 0; i < adapter->parts; i++) {
         tsh_tensor *const t[2] = {adapter->part[i].a->param[0], adapter->part[i].b->param[0]};
         tsh_layout layout[2];
@@ -33551,7 +33626,7 @@ static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) 
         for (int k = 0; k < 2; k++) {
             if (t[k]->layout.kind == layout[k].kind &&
                 (layout[k].kind != TSH_SHARDED ||
-                 tshi_layout_equal(&t[k]->layout, &layout[k], t[k]->dim, size)))
+                 tshi_layout_equal(&t[k]->layout, &layout[k], t[k]->dim, &m->ctx->deal)))
                 continue;
             tshi_module_relayout(t[k], &layout[k]);
             tshi_module_changed(m->ctx);
@@ -33620,7 +33695,7 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
                                n == 1 ? " that is NULL" : "");
     if (module->style == TSH_SEQUENCE) return tsh_redistribute(x, takes);
     if (!module->input_layout || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
-                                  tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
+                                  tshi_layout_equal(&takes, &x->layout, x->dim, &x->ctx->deal)))
         return x;
     return tshi_error_null(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_forward: the input %s is not laid out as the plan declared, %s: "
@@ -35404,13 +35479,13 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
 /* Sets .local of an attention's arguments (heads, kv_heads, hidden) to what this rank holds.
  * Returns 0 and sets an error if they do not fit together. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
-    const tsh_comm *tp = &pass->root->ctx->tp;
+    const tsh_ctx *ctx = pass->root->ctx;
     tshi_policy_counts c; /* numbers of heads over all ranks */
     tsh_layout cut;       /* how the query heads are sharded */
     int64_t owned;        /* number of this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
-    owned = tshi_layout_own(&cut, c.heads, tp->size, tp->rank, NULL);
+    owned = tshi_layout_own(&cut, c.heads, &ctx->deal, ctx->tp.rank, NULL);
     tshi_policy_count(pass, at->heads)->local = owned;
     if (at->kv_heads)
         tshi_policy_count(pass, at->kv_heads)->local = c.whole ? c.kv : owned / c.group;
@@ -35549,14 +35624,15 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
  * features; in the third pass also divides them by ranks. Returns 0 and sets an error if one is
  * missing. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
-    const tsh_comm *tp = &pass->root->ctx->tp;
+    const tsh_ctx *ctx = pass->root->ctx;
     const char *const *path = pass->policy->arguments; /* paths of arguments, ended by NULL */
-    tsh_layout cut = tsh_sharded(0);                   /* divides as torch.chunk does */
+    tsh_layout cut = tsh_sharded(0);                   /* divides as layers do */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
         if (pass->divide)
-            argument->local = tshi_layout_own(&cut, argument->value, tp->size, tp->rank, NULL);
+            argument->local = tshi_layout_own(&cut, argument->value, &ctx->deal, ctx->tp.rank,
+                                              NULL);
     }
     return 1;
 }
@@ -36151,7 +36227,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
     tsh_tensor part = *moment; /* a copy of the handle, which keeps the old values */
     if (!(moment->flags & TSHI_CHUNKED) ||
-        tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+        tshi_layout_equal(&moment->layout, layout, moment->dim, &ctx->deal)) {
         tshi_module_relayout(moment, layout);
         return;
     }
@@ -38471,7 +38547,7 @@ static void tshi_outer_drop(tshi_outer_param *each) {
 /* Sets a parameter to its outer weight. */
 static void tshi_outer_restore(const tshi_outer_param *each) {
     if (each->weight && tshi_layout_equal(&each->weight->layout, &each->param->layout,
-                                          each->param->dim, each->param->ctx->tp.size))
+                                          each->param->dim, &each->param->ctx->deal))
         (void)tshi_tensor_set_exact(each->param, 0, tsh_local_numel(each->param),
                                     (const tsh_real *)tshi_tensor_at(each->weight));
 }
@@ -38661,7 +38737,7 @@ static void tshi_outer_sum(tsh_outer *outer, tshi_outer_fragment *fragment) {
  * and an error. */
 static int tshi_outer_same_layout(const tshi_outer_param *each) {
     const tsh_tensor *t = each->param;
-    if (tshi_layout_equal(&each->layout, &t->layout, t->dim, t->ctx->tp.size)) return 1;
+    if (tshi_layout_equal(&each->layout, &t->layout, t->dim, &t->ctx->deal)) return 1;
     return tshi_error_zero(t->ctx, TSH_ERR_STATE,
                            "tsh_outer_step: \"%s\" got another layout while its changes were on "
                            "their way; call tsh_parallelize before the first step",
@@ -43353,7 +43429,10 @@ static int tshi_load_hash_is(const tshi_io *io, const unsigned char *digest) {
 
 /* Returns a number that depends on all that the hashes of a load do; 0: rank 0 cannot tell. */
 static uint64_t tshi_load_cache_key(const tshi_io *io) {
-    uint64_t key = tshi_rng_hash(io->hash, &io->ctx->tp.size, sizeof io->ctx->tp.size);
+    const tshi_deal *deal = &io->ctx->deal;
+    uint64_t key = tshi_rng_hash(io->hash, &deal->ranks, sizeof deal->ranks);
+    if (deal->before)
+        key = tshi_rng_hash(key, deal->before, ((size_t)deal->ranks + 1) * sizeof *deal->before);
     for (int i = 0; i < io->sources; i++) {
         const tshi_io_source *source = &io->source[i];
         const uint64_t changed = io->reader ? io->cache->stamp : (uint64_t)source->changed;
@@ -43740,7 +43819,7 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(form));
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment && !tshi_layout_equal(&(*item->moment)->layout, &form->layout, form->dim,
-                                                io->ctx->tp.size)) {
+                                                &io->ctx->deal)) {
             tshi_tensor_release(*item->moment); /* it has an old layout: created anew below */
             *item->moment = NULL;
         }
@@ -44291,6 +44370,7 @@ TSH_API TSHI_COLD tsh_result tsh_trace_end(tsh_ctx *ctx) {
 #undef TSHI_DOUBLE
 #undef TSHI_RESTRICT
 #undef TSHI_INLINE
+#undef TSHI_UNROLLED
 #undef TSHI_EACH
 #undef TSHI_APART
 #undef TSHI_OUTLINE

@@ -59,6 +59,10 @@ extern "C" {
         (void)tsh_set_place(ctx_, outer_.file, outer_.line);                                      \
     }
 
+TSHI_WHERE(int64_t, tsh_tp_shard_range, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_layout layout, int64_t
+          length, int rank, tsh_range ranges[TSH_MAX_SEGMENTS]), (ctx, layout, length, rank,
+          ranges))
+#define tsh_tp_shard_range(...) tsh_tp_shard_range_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE_VOID(tsh_dry_run, ctx, (TSHI_HERE, tsh_ctx *ctx, int on), (ctx, on))
 #define tsh_dry_run(...) tsh_dry_run_placed(__FILE__, __LINE__, __VA_ARGS__)
 TSHI_WHERE(tsh_tensor *, tsh_tensor_new, ctx, (TSHI_HERE, tsh_ctx *ctx, tsh_dtype dtype, tsh_shape

@@ -27,6 +27,7 @@
 #ifdef GPT_BLIS
 #include "../backends/tshard_blis.h"
 #endif
+#include "balance.h"
 #include "output.h"
 #include "gpt_report.h"
 #include "gpt_setup.h"
@@ -620,6 +621,12 @@ static double mebibytes(int64_t bytes) {
     return (double)bytes / (1 << 20);
 }
 
+static void print_shares(const gpt_settings *set) {
+    printf("shares   ");
+    for (int t = 0; t < set->tp; t++) printf("%s %d", t > 0 ? " :" : "", set->shares[t]);
+    printf(" of heads, features and words, for the ranks of tp\n");
+}
+
 static void print_intent(gpt_trainer *t) {
     const gpt_settings *set = t->set;
     const gpt_text *text = &t->job->text;
@@ -641,6 +648,7 @@ static void print_intent(gpt_trainer *t) {
     if (!set->joins)
         printf("cores     %d: ranks x threads %d x %d%s\n", t->job->cores, (int)set->ranks,
                (int)set->threads, set->chosen ? ", chosen for these cores" : "");
+    if (set->balance != NULL) print_shares(set);
     print_plan(plan, choose_plan(plan, set), set->policy);
     for (int r = 0; r < tsh_world(t->ctx)->size; r++)
         printf("%-10srank %d: %s parameters; with gradients and moments %.2f MiB\n",
@@ -733,8 +741,43 @@ static int join_world(gpt_job *job) {
     return refuse("%d ranks are more than %d", job->comm.size, MAX_RANKS);
 }
 
+/* Decides the shares of --balance auto on all ranks: those of the run that goes on, or by
+ * measuring. Rank 0 keeps them beside the state. */
+static tsh_result decide_shares(gpt_job *job, tsh_comm *comm) {
+    gpt_settings *set = &job->set;
+    int32_t found[MAX_RANKS + 1] = {0};
+    char path[STATE_PATH];
+    int *shares = found + 1;
+    const int tp = (int)set->tp;
+    tsh_result result;
+    state_path(path, set->save != NULL ? set->save : "", "shares");
+    if (comm->rank == 0 && set->resume) found[0] = balance_read(path, tp, shares);
+    result = tsh_broadcast(comm, found, tp + 1, TSH_I32, 0);
+    if (result == TSH_OK && !found[0]) {
+        result = balance_measure(comm, tp, (int)set->threads, dtype_of(set), shares);
+        if (result == TSH_OK && comm->rank == 0 && set->save != NULL &&
+            !balance_write(path, tp, shares))
+            fprintf(stderr, "gpt: %s cannot be written; --resume will measure again\n", path);
+    }
+    if (result == TSH_OK && (set->joins || comm->rank == 0)) /* threads have one job */
+        memcpy(set->shares, shares, (size_t)tp * sizeof *shares);
+    return result;
+}
+
+/* As a rank of threads. */
+static int decide_here(tsh_ctx *ctx, void *user) {
+    return decide_shares((gpt_job *)user, tsh_world(ctx)) != TSH_OK;
+}
+
+/* As a process. */
+static int decide_as_process(gpt_job *job) {
+    if (decide_shares(job, &job->comm) == TSH_OK) return 0;
+    return refuse("--balance auto: the ranks' speeds cannot be exchanged");
+}
+
 static int run_ranks(gpt_job *job) {
     const gpt_settings *set = &job->set;
+    const int measures = set->balance != NULL && strcmp(set->balance, "auto") == 0;
     tsh_desc desc = {.tp = (int)set->tp,
                      .pp = (int)set->pp,
                      .seed = (uint64_t)set->seed,
@@ -748,6 +791,10 @@ static int run_ranks(gpt_job *job) {
     /* with a core for each thread, threads stay on theirs */
     const tsh_threads_desc threads = {.ranks = (int)set->ranks,
                                       .bind = set->ranks * set->threads == job->cores};
+    if (measures && (set->joins ? decide_as_process(job)
+                                : tsh_threads_run_with(&threads, &desc, decide_here, job)) != 0)
+        return 1;
+    if (set->balance != NULL) desc.shares = set->shares;
     if (!set->joins) return tsh_threads_run_with(&threads, &desc, run_rank, job);
     memset(&job->comm, 0, sizeof job->comm); /* the ctx closes it */
     return tsh_run(&desc, run_rank, job);

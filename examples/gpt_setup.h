@@ -41,6 +41,8 @@ typedef struct gpt_settings {
     int zero, pure; /* pure: nothing but bf16 is kept; no flag sets it */
     const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
     int counts[MAX_RANKS]; /* what stages says */
+    const char *balance;   /* "auto", or a share for each rank of tp, "2,1"; NULL: all the same */
+    int shares[MAX_RANKS]; /* what balance says; [0] 0: nothing yet */
     int64_t layers, heads, width, context, vocabulary;
     int64_t batch, steps, eval_every, save_every, seed, sample;
     double lr, dropout;
@@ -80,7 +82,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 39 };
+enum { FLAGS = 40 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -117,11 +119,11 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
         {"outer-wire", "what copies then send: f32, bf16, q8_0, q4_0", .string = &s->outer_wire},
         {"outer-fragments", "parts of the model, which meet in turn", .whole = &s->outer_fragments,
          .low = 1, .high = 32},
-        {"outer-delay", "steps that go on while a part is sent", .whole = &s->outer_delay,
-         .high = 1e9},
+        {"outer-delay", "steps that go on meanwhile", .whole = &s->outer_delay, .high = 1e9},
         {"micro-batches", "parts of a batch that go through the stages one after the other",
          .whole = &s->micro_batches, .low = 1, .high = 1e5},
         {"stages", "layers of each stage, such as 2,3; else equally many", .string = &s->stages},
+        {"balance", "shares of the ranks of tp, as 2,1; auto: measured", .string = &s->balance},
         {"threads", "threads of each rank, where the compiler has OpenMP; 0: chosen with --ranks",
          .whole = &s->threads, .high = 1024},
         {"sequence-parallel", "cut the residual, norms and dropout along the sequence, too",
@@ -262,6 +264,25 @@ static int check_stages(gpt_settings *s) {
                   (long long)s->pp, (long long)s->layers);
 }
 
+/* "2,1": shares of the ranks of tp. */
+static int check_balance(gpt_settings *s) {
+    const char *at = s->balance;
+    int64_t count = 0;
+    if (at == NULL || strcmp(at, "auto") == 0) return 0;
+    while (count < s->tp) {
+        char *end = NULL;
+        long share = strtol(at, &end, 10);
+        if (end == at || share < 1 || share > 1000000) break;
+        s->shares[count++] = (int)share;
+        at = end + (*end == ',');
+        if (*end != ',') break;
+    }
+    if (*at == '\0' && count == s->tp) return 0;
+    return refuse("--balance is auto, or numbers from 1 for the ranks of --tp %lld, such as 2,1, "
+                  "not '%s'",
+                  (long long)s->tp, s->balance);
+}
+
 /* Chooses the number of ranks, and of threads of each, where flags leave them open. The ranks of tp
  * are chosen for the cores that pp and dp leave to them. */
 static void choose_ranks(gpt_settings *s, int cores, int64_t others) {
@@ -312,7 +333,7 @@ static int check_settings(gpt_settings *s, int cores) {
     if (s->batch < s->dp * s->micro_batches)
         return refuse("--batch %lld is less than --dp %lld times --micro-batches %lld",
                       (long long)s->batch, (long long)s->dp, (long long)s->micro_batches);
-    if (check_stages(s) != 0 || check_outer(s) != 0) return BAD_USE;
+    if (check_stages(s) != 0 || check_outer(s) != 0 || check_balance(s) != 0) return BAD_USE;
     if (s->policy != NULL && tsh_policy_find(s->policy) == NULL)
         return refuse("--policy '%s' is not a family that has one, such as gpt2", s->policy);
     if (s->policy != NULL && s->sequence_parallel)

@@ -88,6 +88,8 @@ typedef struct tsh_range {
 } tsh_range;
 extern int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
                                 tsh_range ranges[TSH_MAX_SEGMENTS]);
+extern int64_t tsh_tp_shard_range(tsh_ctx *ctx, tsh_layout layout, int64_t length, int rank,
+                                   tsh_range ranges[TSH_MAX_SEGMENTS]);
 extern char *tsh_layout_text(tsh_layout layout, char *text, size_t size);
 typedef enum tsh_coll_kind {
     TSH_ALLREDUCE,
@@ -235,6 +237,7 @@ typedef struct tsh_desc {
     size_t bucket_bytes;
     int no_overlap;
     tsh_dtype dtype;
+    const int *shares;
 } tsh_desc;
 extern tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
 extern tsh_result tsh_open_built(int version, size_t real, size_t size, const tsh_desc *desc,

@@ -124,6 +124,10 @@ typedef struct tsh_desc {
     int no_overlap;      /* 1: buckets are sent only after backward; the results are bitwise the
                           * same */
     tsh_dtype dtype;     /* dtype of new parameters; 0: TSH_REAL. A layer's .dtype overrides it */
+    const int *shares;   /* unequal machines: for each rank of tp, from 1 to 1000000, the same array
+                          * on every rank: units of sharded dimensions (see tsh_segment) are dealt
+                          * in proportion. The array is copied. Files do not depend on it. NULL, or
+                          * all the same: torch.chunk's rule */
 } tsh_desc;
 
 /* Expands to three arguments that say how a program was compiled: the version of tshard.h (1000

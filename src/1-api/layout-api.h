@@ -13,8 +13,8 @@ typedef enum tsh_layout_kind {
 /* A sharded dimension consists of segments, one after the other: usually one; several if weights
  * are fused, as in [Q|K|V]. Each segment consists of units (such as attention heads), which are
  * never split. torch.chunk's rule assigns the n units of a segment to P ranks: c = ceil(n / P),
- * rank r owns units [min(r c, n), min((r + 1) c, n)). A rank stores its parts of all segments one
- * after the other. */
+ * rank r owns units [min(r c, n), min((r + 1) c, n)); tsh_desc.shares deals them otherwise. A rank
+ * stores its parts of all segments one after the other. */
 typedef struct tsh_segment {
     int64_t length; /* length of the segment in elements; 0, in a layout that you pass: an equal
                      * part of the dimension */
@@ -50,9 +50,15 @@ typedef struct tsh_range {
  * per segment, empty ones included, to `ranges` (may be NULL) and returns their total length.
  * `length` is the length of the whole dimension. In replicated and partial layouts each rank owns
  * all of it. Returns -1 if the layout's segments or units do not fit the length, or the rank does
- * not exist. The whole library decides ownership by this function. */
+ * not exist. */
 TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
                                 tsh_range ranges[TSH_MAX_SEGMENTS]);
+/* The same for rank `rank` of ctx's tp, which may have unequal shares (tsh_desc.shares): rank r
+ * owns units [b(r), b(r + 1)) of a segment of n units, where b(r) is n times the shares of the
+ * ranks before r, divided by all shares, rounded to nearest. The whole library decides ownership by
+ * this function. -1 also if ctx is NULL. */
+TSH_API int64_t tsh_tp_shard_range(tsh_ctx *ctx, tsh_layout layout, int64_t length, int rank,
+                                   tsh_range ranges[TSH_MAX_SEGMENTS]);
 
 /* Writes "R", "P", "S(1)" or "S(1, 3 segments, unit 64)" into text, which has `size` bytes (64 are
  * always enough). Returns text. Writes nothing if text is NULL or size is 0. */

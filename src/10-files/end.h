@@ -11,6 +11,7 @@
 #undef TSHI_DOUBLE
 #undef TSHI_RESTRICT
 #undef TSHI_INLINE
+#undef TSHI_UNROLLED
 #undef TSHI_EACH
 #undef TSHI_APART
 #undef TSHI_OUTLINE

@@ -75,7 +75,10 @@ static int tshi_load_hash_is(const tshi_io *io, const unsigned char *digest) {
 
 /* Returns a number that depends on all that the hashes of a load do; 0: rank 0 cannot tell. */
 static uint64_t tshi_load_cache_key(const tshi_io *io) {
-    uint64_t key = tshi_rng_hash(io->hash, &io->ctx->tp.size, sizeof io->ctx->tp.size);
+    const tshi_deal *deal = &io->ctx->deal;
+    uint64_t key = tshi_rng_hash(io->hash, &deal->ranks, sizeof deal->ranks);
+    if (deal->before)
+        key = tshi_rng_hash(key, deal->before, ((size_t)deal->ranks + 1) * sizeof *deal->before);
     for (int i = 0; i < io->sources; i++) {
         const tshi_io_source *source = &io->source[i];
         const uint64_t changed = io->reader ? io->cache->stamp : (uint64_t)source->changed;

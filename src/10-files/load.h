@@ -152,7 +152,7 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     const size_t bytes = tshi_dtype_bytes(item->dtype, tsh_local_numel(form));
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment && !tshi_layout_equal(&(*item->moment)->layout, &form->layout, form->dim,
-                                                io->ctx->tp.size)) {
+                                                &io->ctx->deal)) {
             tshi_tensor_release(*item->moment); /* it has an old layout: created anew below */
             *item->moment = NULL;
         }

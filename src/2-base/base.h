@@ -96,7 +96,10 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 /* 1 if tsh_real is double; a constant expression. */
 #define TSHI_DOUBLE (sizeof(tsh_real) == 8)
 /* Attributes. TSHI_INLINE: a function that is always inlined, so that the caller's loop over its
- * calls can be vectorised; not in a build without optimisation, which would take twice as long.
+ * calls can be vectorised.
+ * TSHI_UNROLLED: a long function that is inlined once for each of many values of an argument, so
+ * that its loops are unrolled; only where the compiler optimises: else it would take long for
+ * nothing.
  * TSHI_OUTLINE: a function that has many callers and gains nothing from inlining; not inlining it
  * saves compile time.
  * TSHI_COLD: a function that runs once or rarely (models, files, checks, errors); gcc optimises it
@@ -113,10 +116,11 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #endif
 #if defined(__GNUC__)
 #define TSHI_RESTRICT       __restrict
+#define TSHI_INLINE         static inline __attribute__((always_inline))
 #if defined(__OPTIMIZE__)
-#define TSHI_INLINE static inline __attribute__((always_inline))
+#define TSHI_UNROLLED TSHI_INLINE
 #else
-#define TSHI_INLINE static inline
+#define TSHI_UNROLLED static inline
 #endif
 #define TSHI_APART          static __attribute__((TSHI_ALONE))
 #define TSHI_OUTLINE        static __attribute__((noinline))
@@ -129,6 +133,7 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 #else
 #define TSHI_RESTRICT
 #define TSHI_INLINE         static
+#define TSHI_UNROLLED       static
 #define TSHI_APART          static
 #define TSHI_OUTLINE        static
 #define TSHI_COLD
@@ -484,8 +489,16 @@ typedef struct tshi_matmul_order {
 
 enum { TSHI_CPU_TEXT = 256 }; /* max length of tsh_cpu_text, with its final 0 */
 
+/* How the ranks of tp share the units of a dimension. */
+typedef struct tshi_deal {
+    int ranks;
+    /* [r]: the shares of the ranks before rank r, [ranks]: of all. NULL: torch.chunk's rule */
+    const int64_t *before;
+} tshi_deal;
+
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
+    tshi_deal deal;             /* tsh_desc.shares */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */

@@ -6,8 +6,9 @@
 
 /* A layout that a user passes may have defaults (dim -1, segments 0, lengths and units 0).
  * tshi_layout_resolve replaces them by values. Layouts of tensors are resolved, and functions that
- * compare two layouts require that both are. Only tshi_layout_own, which is tsh_shard_range,
- * decides which rank owns an element. */
+ * compare two layouts require that both are. Only tshi_layout_own decides which rank owns an
+ * element. */
+
 TSH_API tsh_layout tsh_replicated(void) {
     tsh_layout layout;
     memset(&layout, 0, sizeof layout);
@@ -55,15 +56,22 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     return out->length % out->unit == 0;
 }
 
-static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int size, int rank,
-                               tsh_range ranges[TSH_MAX_SEGMENTS]) {
+/* Returns how many of `units` units the ranks before rank r own. */
+static int64_t tshi_layout_before(const tshi_deal *deal, int64_t units, int r) {
+    const int64_t all = deal->before ? deal->before[deal->ranks] : 0;
+    /* the last ranks may have fewer than the others, or none */
+    if (!deal->before) return tshi_base_min(r * tshi_base_ceil(units, deal->ranks), units);
+    /* units * before[r] / all, rounded to nearest, without overflow */
+    return units / all * deal->before[r] + (units % all * deal->before[r] + all / 2) / all;
+}
+
+static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, const tshi_deal *deal,
+                               int rank, tsh_range ranges[TSH_MAX_SEGMENTS]) {
     int s, n = layout->segments ? layout->segments : 1;
     /* start: index of the first element of segment s; owned: number of elements that the rank owns
      * in the segments before it */
     int64_t start = 0, owned = 0;
-    if (length < 0 || length > INT64_MAX / 4 || size < 1 || rank < 0 || rank >= size ||
-        n < 1)
-        return -1;
+    if (length < 0 || length > INT64_MAX / 4 || rank < 0 || rank >= deal->ranks || n < 1) return -1;
     if (layout->kind != TSH_SHARDED) { /* every rank owns all elements */
         if (ranges) ranges[0].start = 0;
         if (ranges) ranges[0].length = length;
@@ -71,12 +79,11 @@ static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int siz
     }
     for (s = 0; s < n; s++) {
         tsh_segment segment;
-        int64_t units, c, from, to; /* the rank owns elements [from, to) of the segment */
+        int64_t units, from, to; /* the rank owns elements [from, to) of the segment */
         if (!tshi_layout_segment(layout, length, s, &segment)) return -1;
         units = segment.length / segment.unit;
-        c = tshi_base_ceil(units, size); /* units per rank; the last ranks may have fewer */
-        from = tshi_base_min(rank * c, units) * segment.unit;
-        to = tshi_base_min((rank + 1) * c, units) * segment.unit;
+        from = tshi_layout_before(deal, units, rank) * segment.unit;
+        to = tshi_layout_before(deal, units, rank + 1) * segment.unit;
         if (ranges) ranges[s].start = start + from;
         if (ranges) ranges[s].length = to - from;
         owned += to - from;
@@ -87,7 +94,13 @@ static int64_t tshi_layout_own(const tsh_layout *layout, int64_t length, int siz
 
 TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
                                 tsh_range ranges[TSH_MAX_SEGMENTS]) {
-    return tshi_layout_own(&layout, length, size, rank, ranges);
+    const tshi_deal equal = {size, NULL};
+    return tshi_layout_own(&layout, length, &equal, rank, ranges);
+}
+
+TSH_API int64_t tsh_tp_shard_range(tsh_ctx *ctx, tsh_layout layout, int64_t length, int rank,
+                                   tsh_range ranges[TSH_MAX_SEGMENTS]) {
+    return ctx ? tshi_layout_own(&layout, length, &ctx->deal, rank, ranges) : -1;
 }
 
 /* Returns 1 if a sharded layout has one segment, no defaults left, and fits a tensor of shape
@@ -111,11 +124,12 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
         memset(layout->segment, 0, sizeof layout->segment);
         return 1;
     }
+    const tshi_deal one = {1, NULL};
     tsh_layout given = *layout;
     given.dim = layout->dim < 0 ? layout->dim + ndim : layout->dim;
     given.segments = layout->segments ? layout->segments : 1;
     if (given.dim < 0 || given.dim >= ndim ||
-        tshi_layout_own(layout, dim[given.dim], 1, 0, NULL) < 0)
+        tshi_layout_own(layout, dim[given.dim], &one, 0, NULL) < 0)
         return 0;
     *layout = given;
     memset(layout->segment, 0, sizeof layout->segment);
@@ -124,18 +138,18 @@ static int tshi_layout_resolve(tsh_layout *layout, int ndim, const int64_t *dim)
     return 1;
 }
 
-/* Returns 1 if two resolved sharded layouts give each of `size` ranks the same elements of a
- * dimension of `length` elements. */
+/* Returns 1 if two resolved sharded layouts give each rank the same elements of a dimension of
+ * `length` elements. */
 static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int64_t length,
-                                   int size) {
+                                   const tshi_deal *deal) {
     /* ra, rb: the rank's elements of each segment, by layout a and by layout b */
     tsh_range ra[TSH_MAX_SEGMENTS], rb[TSH_MAX_SEGMENTS];
     if (!length) return 1; /* no rank owns anything */
     if (a->segments != b->segments) return 0;
     if (memcmp(a->segment, b->segment, sizeof a->segment) == 0) return 1;
-    for (int rank = 0; rank < size; rank++) {
-        if (tshi_layout_own(a, length, size, rank, ra) < 0 ||
-            tshi_layout_own(b, length, size, rank, rb) < 0)
+    for (int rank = 0; rank < deal->ranks; rank++) {
+        if (tshi_layout_own(a, length, deal, rank, ra) < 0 ||
+            tshi_layout_own(b, length, deal, rank, rb) < 0)
             return 0;
         for (int s = 0; s < a->segments; s++)
             if (ra[s].length != rb[s].length || (ra[s].length && ra[s].start != rb[s].start))
@@ -144,12 +158,12 @@ static int tshi_layout_same_shards(const tsh_layout *a, const tsh_layout *b, int
     return 1;
 }
 
-/* Returns 1 if two resolved layouts give each of `size` ranks the same elements of a tensor. */
+/* Returns 1 if two resolved layouts give each rank the same elements of a tensor. */
 TSHI_OUTLINE int tshi_layout_equal(const tsh_layout *a, const tsh_layout *b, const int64_t *dim,
-                             int size) {
+                                   const tshi_deal *deal) {
     if (a->kind != b->kind) return 0;
     if (a->kind != TSH_SHARDED) return 1;
-    return a->dim == b->dim && tshi_layout_same_shards(a, b, dim[a->dim], size);
+    return a->dim == b->dim && tshi_layout_same_shards(a, b, dim[a->dim], deal);
 }
 
 /* Returns 1 if two resolved layouts have the same fields; stricter than tshi_layout_equal. */

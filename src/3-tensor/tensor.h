@@ -248,7 +248,7 @@ static tsh_result tshi_tensor_set_shape(tsh_tensor *t, const char *op, const tsh
     }
     i = t->layout.dim;
     if (t->layout.kind == TSH_SHARDED && ctx->tp.size > 1)
-        t->local[i] = tshi_layout_own(&t->layout, t->dim[i], ctx->tp.size, ctx->tp.rank, NULL);
+        t->local[i] = tshi_layout_own(&t->layout, t->dim[i], &ctx->deal, ctx->tp.rank, NULL);
     tshi_tensor_strides(t->local, t->ndim, t->stride);
     return TSH_OK;
 }
@@ -268,7 +268,7 @@ static int tshi_tensor_check_blocks(const tsh_tensor *t, const char *op, tsh_dty
                                op, name, tshi_tensor_text(t, text), (long long)length,
                                (long long)block, tshi_dtypes[dtype].name);
     for (int r = 0; cut && r < t->ctx->tp.size; r++) {
-        (void)tshi_layout_own(&t->layout, length, t->ctx->tp.size, r, range);
+        (void)tshi_layout_own(&t->layout, length, &t->ctx->deal, r, range);
         for (int s = 0; s < t->layout.segments; s++) {
             if (range[s].start % block == 0 && range[s].length % block == 0) continue;
             return tshi_error_zero(
@@ -377,7 +377,7 @@ static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, i
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
     const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: all is one row */
     tshi_runs run = TSHI_ZERO;
-    const int64_t owned = tshi_layout_own(&t->layout, length, t->ctx->tp.size, rank, run.range);
+    const int64_t owned = tshi_layout_own(&t->layout, length, &t->ctx->deal, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
     run.width = length * run.inner;
     run.segments = sharded ? t->layout.segments : 1;
@@ -430,7 +430,7 @@ static int64_t tshi_tensor_global(const tsh_tensor *t, int dim, int64_t local) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int s;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim || t->ctx->tp.size == 1) return local;
-    (void)tshi_layout_own(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    (void)tshi_layout_own(&t->layout, t->dim[dim], &t->ctx->deal, t->ctx->tp.rank, range);
     for (s = 0; s < t->layout.segments - 1 && local >= range[s].length; s++)
         local -= range[s].length;
     return range[s].start + local;
@@ -442,7 +442,7 @@ static int64_t tshi_tensor_local(const tsh_tensor *t, int dim, int64_t global) {
     tsh_range range[TSH_MAX_SEGMENTS];
     int64_t at = 0;
     if (t->layout.kind != TSH_SHARDED || t->layout.dim != dim) return global;
-    (void)tshi_layout_own(&t->layout, t->dim[dim], t->ctx->tp.size, t->ctx->tp.rank, range);
+    (void)tshi_layout_own(&t->layout, t->dim[dim], &t->ctx->deal, t->ctx->tp.rank, range);
     for (int s = 0; s < t->layout.segments; s++) {
         if (global >= range[s].start && global < range[s].start + range[s].length)
             return at + global - range[s].start;

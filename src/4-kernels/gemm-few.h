@@ -20,15 +20,13 @@ static int tshi_gemm_few_width(int64_t rows) {
 /* Computes one step of k: adds the products of A(i, p) = a[i] and y, 8 elements of row p of B, to
  * acc[i], the sums of row i, for every row i. */
 TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_step(const int rows, const float *a, __m256 y,
-                                              __m256 *acc) {
-    TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)
-}
+                                              __m256 *acc){TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SUM)}
 
 /* Adds to the sums the products of A and 4 words of each of 8 columns of B. A word has 4 bytes.
  * each: elements of a word, a constant after inlining. inc: bytes from column to column. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows,
-                                              const float *a, const char *b, int64_t inc,
-                                              __m256 *acc) {
+TSHI_AVX2 TSHI_UNROLLED
+    void tshi_gemm_few_quad(tshi_gemm_form form, const int each, const int rows, const float *a,
+                            const char *b, int64_t inc, __m256 *acc) {
     __m256 y[4], z[2];
     tshi_gemm_few_words(b, inc, y);
 #define TSHI_GEMM_FEW_WORD4(w)                                                                     \
@@ -40,8 +38,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_quad(tshi_gemm_form form, const int eac
 
 /* Begins 8 columns of C, from column `col` on: in each row i, sets out[i] (the elements of C) to D
  * or 0, and acc[i] (the sums of a slice of k) to 0. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
-                                               const int rows, __m256 *acc, __m256 *out) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col, int valid,
+                                                 const int rows, __m256 *acc, __m256 *out) {
 #define TSHI_GEMM_FEW_BEGIN8(i)                                                                    \
     acc[i] = out[i] = _mm256_setzero_ps();                                                         \
     if (rows > i && t->add && valid > i) out[i] = _mm256_loadu_ps(t->d + i * t->rsd + col);
@@ -50,8 +48,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_begin(const tshi_gemm_tile *t, int col,
 
 /* Ends a slice of k: in each row i, adds alpha times acc[i], the sums of the slice, to out[i], and
  * sets acc[i] to 0. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
-                                               __m256 *acc, __m256 *out) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_gemm_few_slice(const tshi_gemm_tile *t, const int rows,
+                                                 __m256 *acc, __m256 *out) {
     const __m256 alpha = _mm256_set1_ps(t->alpha);
 #define TSHI_GEMM_FEW_SLICE8(i)                                                                    \
     if (rows > i) {                                                                                \
@@ -61,8 +59,8 @@ TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_slice(const tshi_gemm_tile *t, const in
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_SLICE8)
 }
 
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, int valid,
-                                             const int rows, const __m256 *out) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_gemm_few_end(const tshi_gemm_tile *t, int col, int valid,
+                                               const int rows, const __m256 *out) {
 #define TSHI_GEMM_FEW_END8(i)                                                                      \
     if (rows > i && valid > i) _mm256_storeu_ps(t->c + i * t->rsc + col, out[i]);
     TSHI_GEMM_EACH8(TSHI_GEMM_FEW_END8)
@@ -90,9 +88,9 @@ TSHI_INLINE int tshi_gemm_few_groups(int width) {
  * the first `valid` rows exist. Meanwhile it prefetches as many bytes as it reads, at ascending
  * addresses: B's next columns, or, if there are none (last is 1), the matrix that is read after
  * B. each: elements of B per 4 bytes. */
-TSHI_AVX2 TSHI_INLINE void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
-                                                 int valid, const int each, const int rows,
-                                                 int groups) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_gemm_few_columns(const tshi_gemm_tile *t, int col, int last,
+                                                   int valid, const int each, const int rows,
+                                                   int groups) {
     /* size: bytes of an element of B; step: number of elements in 4 words (16 bytes) of a column */
     const int64_t size = 4 / each, step = 4 * each;
     const int most = tshi_gemm_few_groups(rows);
@@ -201,9 +199,9 @@ TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_keep(const tshi_gemm_form layout, tsh
  * that the parts share; to: word s of all columns goes to to + 16 s or, if layout is BF16, both of
  * its elements as floats to to + 32 s; inc: bytes from column to column; ahead: address of 16 cache
  * lines to prefetch. */
-TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_part(const tshi_gemm_form layout, tshi_gemm_form form,
-                                                const int p, __m512 *r, float *to, const char *b,
-                                                int64_t inc, uintptr_t ahead) {
+TSHI_AVX512 TSHI_UNROLLED void tshi_gemm_few_part(const tshi_gemm_form layout, tshi_gemm_form form,
+                                                  const int p, __m512 *r, float *to, const char *b,
+                                                  int64_t inc, uintptr_t ahead) {
     __m512 t0, t1, t2, t3;
 #define TSHI_GEMM_FEW_LOAD(l) /* loads column 4 p + l */                                           \
     r[4 * (p & 3) + l] = _mm512_loadu_ps(b + (4 * p + l) * inc);                                   \
@@ -303,15 +301,14 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
  * the end of B it prefetches the matrix that is read next (t->then). tshi_gemm_few_isa computes
  * `cols` columns and takes any number of rows up to 8. */
 #define TSHI_GEMM_FEW_KERNEL(isa, TARGET, ...)                                                     \
-    TARGET TSHI_INLINE void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols,   \
-                                                     int valid, const tshi_gemm_form layout,       \
-                                                     const int rows) {                             \
+    TARGET TSHI_UNROLLED void tshi_gemm_few_rows_##isa(const tshi_gemm_tile *t, int col, int cols, \
+                                                       int valid, const tshi_gemm_form layout,     \
+                                                       const int rows) {                           \
         const int64_t size = layout == TSHI_GEMM_REALS ? 4 : 2, inc = t->csb * size;               \
         const int64_t each = 64 / size, step = (layout == TSHI_GEMM_PAIRS ? 16 : each) * rows;     \
         const char *b = (const char *)t->b + col * inc;                                            \
-        const int64_t more = 8 * inc < TSHI_GEMM_NEAR                                              \
-                                 ? (int64_t)TSHI_GEMM_NEAR                                         \
-                                 : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);                        \
+        const int64_t more = 8 * inc < TSHI_GEMM_NEAR ? (int64_t)TSHI_GEMM_NEAR                    \
+                                                      : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);   \
         uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */   \
         uintptr_t ahead = /* address of the 1024 bytes that were prefetched last */                \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \

@@ -51,8 +51,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
  * both are constants after inlining. tshi_gemm_tile_isa computes a tile of any number of rows up to
  * mr: mr at once, or parts of 8, 4, 2 and 1 rows. */
 #define TSHI_GEMM_KERNEL(isa, TARGET, ROWS, mr)                                                    \
-    TARGET TSHI_INLINE void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,          \
-                                                 const int vecs) {                                 \
+    TARGET TSHI_UNROLLED void tshi_gemm_rows_##isa(const tshi_gemm_tile *t, const int rows,        \
+                                                   const int vecs) {                               \
         const int lanes = (int)(sizeof(TSHI_GEMM_VEC_##isa) / sizeof(tsh_real));                   \
         const int64_t rsa = t->rsa, csa = t->csa;                                                  \
         const tshi_gemm_word *a0 = t->a, *a1 = rows > 3 ? a0 + 3 * rsa : a0;                       \

@@ -51,8 +51,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_scales_avx2(const unsigned char *w, int6
 
 /* Moves from->count blocks of each of 16 rows of W to tiles, 16 bytes of 8 rows at a time. bits: 8
  * or 4 per weight, a constant after inlining. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_tiles_avx2(tshi_quant_tile *to,
-                                                 const tshi_quant_source *from, const int bits) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_quant_tiles_avx2(tshi_quant_tile *to,
+                                                   const tshi_quant_source *from, const int bits) {
     const __m256i flip = _mm256_set1_epi8(-128), low = _mm256_set1_epi8(15);
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     const int64_t row = from->row, head = has_min ? 4 : 2;
@@ -123,8 +123,8 @@ TSHI_AVX2 TSHI_INLINE __m256 tshi_quant_end_avx2(const int bits, __m256 scale, i
 
 /* Adds the products of 16 rows of W (all their blocks) with one row of X to 16 sums. Reads W as it
  * is stored, without moving it to tiles. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
-                                               const tshi_quant_input *x, float *sums) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_quant_one_avx2(const tshi_quant_source *from, const int bits,
+                                                 const tshi_quant_input *x, float *sums) {
     const __m256i low = _mm256_set1_epi8(15);
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     const int64_t row = from->row, head = has_min ? 4 : 2;
@@ -163,10 +163,10 @@ TSHI_AVX2 TSHI_INLINE void tshi_quant_one_avx2(const tshi_quant_source *from, co
 
 /* Adds the products of one tile of W with `rows` (1, 2 or 4) rows of X to `sums`, which has 16
  * columns of Y for each of these rows. */
-TSHI_AVX2 TSHI_INLINE void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
-                                                const int rows, const int has_min,
-                                                const tshi_quant_input *x, float *sums,
-                                                int64_t stride) {
+TSHI_AVX2 TSHI_UNROLLED void tshi_quant_rows_avx2(const tshi_quant_tile *w, const int bits,
+                                                  const int rows, const int has_min,
+                                                  const tshi_quant_input *x, float *sums,
+                                                  int64_t stride) {
     const __m256i flip = _mm256_set1_epi8(bits == 8 ? -128 : 0);
     __m256i n[4], m[4]; /* integer sums per row of X; n: columns 0 to 7 of Y; m: columns 8 to 15 */
 #define TSHI_QUANT_EACH4(X) X(0) X(1) X(2) X(3)

@@ -34,9 +34,9 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
  * blocks of rows r and r + 4 (32 bytes each); transposing rows 0 to 7 makes it hold dwords i and i
  * + 4 of rows 0 to 3, then of rows 4 to 7. If it is 4, a register is loaded with the blocks of rows
  * i, 4 + i, 8 + i and 12 + i (16 bytes each). */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, const int has_min,
-                                                 __m512i *z, tshi_quant_tile *to,
-                                                 const unsigned char *w, int64_t row) {
+TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_part(const int bits, const int p, const int has_min,
+                                                   __m512i *z, tshi_quant_tile *to,
+                                                   const unsigned char *w, int64_t row) {
     const __m512i flip = _mm512_set1_epi8(-128), low = _mm512_set1_epi8(15);
     const int head = has_min ? 4 : 2;
 #define TSHI_QUANT_LOAD_8(i)                                                                       \
@@ -83,8 +83,8 @@ TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_part(const int bits, const int p, co
 #define TSHI_QUANT_EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define TSHI_QUANT_MOVE(p) tshi_quant_part(bits, p, has_min, z, to, w, from->row);
 
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_tiles(tshi_quant_tile *to,
-                                                  const tshi_quant_source *from, const int bits) {
+TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_tiles(tshi_quant_tile *to,
+                                                    const tshi_quant_source *from, const int bits) {
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;
     const unsigned char *w = from->w;
     __m512i z[8];
@@ -163,11 +163,11 @@ TSHI_QUANT_VNNI static void tshi_quant_move_vnni(tshi_quant_tile *to,
 /* Adds products of 16 rows of W with `rows` rows of X to `sums`, as a tshi_quant_dot_fn does. bits:
  * bits per weight of from->w, 8 or 4; 0: reads W from `tile` instead. width: number of rows that
  * are computed, 1, 4 or 8, at least `rows`. bits and width are constants after inlining. */
-TSHI_QUANT_VNNI TSHI_INLINE void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
-                                                      const tshi_quant_source *from,
-                                                      const tshi_quant_input *x, float *sums,
-                                                      int64_t stride, int rows, const int bits,
-                                                      const int width) {
+TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_rows_vnni(const tshi_quant_tile *tile,
+                                                        const tshi_quant_source *from,
+                                                        const tshi_quant_input *x, float *sums,
+                                                        int64_t stride, int rows, const int bits,
+                                                        const int width) {
     const unsigned char *w = from->w;
     tshi_quant_source first = *from; /* `from`, but with its first block only */
     const int size = from->size, has_min = size == TSHI_QUANT_Q4_1;

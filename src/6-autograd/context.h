@@ -66,6 +66,30 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
     }
 }
 
+/* Sets how the ranks of tp share dimensions. */
+static void tshi_context_deal(tsh_ctx *ctx, const tsh_desc *desc) {
+    enum { MOST = 1000000 };
+    const int ranks = ctx->deal.ranks = ctx->tp.size;
+    int64_t *before;
+    int equal = 1;
+    for (int r = 0; desc->shares && r < ranks; r++) {
+        if (desc->shares[r] < 1 || desc->shares[r] > MOST) {
+            (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
+                           "tsh_open: the share of rank %d of tp is %d, not from 1 to %d", r,
+                           desc->shares[r], (int)MOST);
+            return;
+        }
+        equal = equal && desc->shares[r] == desc->shares[0];
+    }
+    if (!desc->shares || equal) return;
+    before = (int64_t *)tshi_mem_arena_alloc(ctx, &ctx->books,
+                                             ((size_t)ranks + 1) * sizeof *before);
+    if (!before) return;
+    before[0] = 0;
+    for (int r = 0; r < ranks; r++) before[r + 1] = before[r] + desc->shares[r];
+    ctx->deal.before = before;
+}
+
 /* Allocates a ctx and copies the options of desc, or their defaults. Its groups have one rank until
  * tshi_context_groups. Returns NULL if there is no memory. */
 static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
@@ -88,7 +112,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
     if (!ctx->world.ops) ctx->world.size = 1; /* desc.comm is empty: one rank */
-    ctx->tp.size = ctx->pp.size = ctx->dp.size = 1;
+    ctx->tp.size = ctx->pp.size = ctx->dp.size = ctx->deal.ranks = 1;
     tshi_tensor_ring(&ctx->handles.owned); /* makes an empty list */
     tshi_tensor_ring(&ctx->handles.step);
     return ctx;
@@ -174,10 +198,12 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
     tsh_ctx *ctx = *out = tshi_context_make(desc); /* the caller closes it, also after an error */
     if (!ctx) return tshi_context_no_memory(desc);
     tshi_isa_open(ctx);
-    if (same)
+    if (same) {
         tshi_context_groups(ctx, desc);
-    else
+        tshi_context_deal(ctx, desc);
+    } else {
         (void)tsh_fail(ctx, refusal.code, "%s", refusal.message);
+    }
     if (tshi_context_inexact())
         (void)tsh_fail(ctx, TSH_ERR_UNSUPPORTED,
                        "tsh_open: tshard.h was compiled with %s, or with a flag that contains it; "

@@ -35,7 +35,7 @@ static int tshi_rule_beside(const tsh_tensor *x, const tsh_tensor *t, int axis) 
     const int d = x->layout.dim;
     return x->layout.kind == TSH_SHARDED && t->layout.kind == TSH_SHARDED && d != axis &&
            t->layout.dim == d && x->dim[d] == t->dim[d] &&
-           tshi_layout_same_shards(&x->layout, &t->layout, x->dim[d], x->ctx->tp.size);
+           tshi_layout_same_shards(&x->layout, &t->layout, x->dim[d], &x->ctx->deal);
 }
 
 /* Refuses the layouts of x and an index, or of x and src, in an op along `axis`. Returns 0. */

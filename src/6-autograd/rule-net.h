@@ -15,10 +15,10 @@ static int tshi_rule_batch_norm(const tshi_call *call, tshi_output *output) {
     if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
     for (int i = 1; i < call->n; i++) {
         const tsh_tensor *t = call->in[i];
-        if (!t || (cut ? t->layout.kind == TSH_SHARDED &&
-                             tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0],
-                                                     x->ctx->tp.size)
-                       : t->layout.kind == TSH_REPLICATED))
+        if (!t ||
+            (cut ? t->layout.kind == TSH_SHARDED &&
+                       tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], &x->ctx->deal)
+                 : t->layout.kind == TSH_REPLICATED))
             continue;
         return tshi_rule_refuse(call, x, t,
                                 cut ? "of an input whose channels are sharded, all that has a "
@@ -42,7 +42,7 @@ static int tshi_rule_group_norm(const tshi_call *call, tshi_output *output) {
     if (x->layout.kind == TSH_SHARDED && x->layout.dim > 1)
         return tshi_rule_refuse_input(call, "is sharded within groups");
     for (int r = 0; r < x->ctx->tp.size && tshi_rule_is_sharded(x, 1); r++) {
-        (void)tshi_layout_own(&x->layout, x->dim[1], x->ctx->tp.size, r, range);
+        (void)tshi_layout_own(&x->layout, x->dim[1], &x->ctx->deal, r, range);
         for (int s = 0; s < x->layout.segments; s++)
             if (range[s].start % each || range[s].length % each)
                 return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
@@ -81,7 +81,7 @@ static int tshi_rule_by_units(const tshi_call *call, int gates) {
         const tsh_tensor *w = call->in[i];
         if (!w) continue;
         if (!tshi_rule_is_sharded(w, 0) || w->layout.segments != gates ||
-            !tshi_layout_same_shards(first, &w->layout, w->dim[0], w->ctx->tp.size))
+            !tshi_layout_same_shards(first, &w->layout, w->dim[0], &w->ctx->deal))
             return 0;
         for (int s = 1; s < gates; s++)
             if (w->layout.segment[s].length != w->layout.segment[0].length ||
@@ -126,8 +126,8 @@ static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
         output->partial = 0x1E; /* the four weights */
     }
     for (int i = 5; i < call->n; i++)
-        if (call->in[i] && !tshi_layout_equal(&call->in[i]->layout, &state, call->in[i]->dim,
-                                              x->ctx->tp.size))
+        if (call->in[i] &&
+            !tshi_layout_equal(&call->in[i]->layout, &state, call->in[i]->dim, &x->ctx->deal))
             return tshi_rule_refuse(call, x, call->in[i],
                                     "h0 and c0 are replicated, or sharded as the last h is: "
                                     "tsh_redistribute(h0, tsh_replicated())");
@@ -154,13 +154,12 @@ static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
                                tsh_layout *layout) {
     const int64_t rows = w->dim[0] / groups, unit = w->layout.segment[0].unit;
     const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1; /* groups of a unit */
-    const int size = w->ctx->tp.size;
+    const tshi_deal *deal = &w->ctx->deal;
     const tsh_layout cut = tsh_shard_units(0, whole);
     *layout = tsh_shard_units(1, whole * (per > 0 ? per : 1));
-    for (int r = 0; r < size; r++)
-        if (w->layout.segments != 1 ||
-            tshi_layout_own(&cut, groups, size, r, NULL) * rows !=
-                tshi_layout_own(&w->layout, w->dim[0], size, r, NULL))
+    for (int r = 0; r < deal->ranks; r++)
+        if (w->layout.segments != 1 || tshi_layout_own(&cut, groups, deal, r, NULL) * rows !=
+                                           tshi_layout_own(&w->layout, w->dim[0], deal, r, NULL))
             return 0;
     return 1;
 }
@@ -196,7 +195,7 @@ static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int ta
         return "a column-parallel weight takes a replicated input: "
                "tsh_redistribute(x, tsh_replicated())";
     if (takes && !(cut && x->layout.dim == 1 &&
-                   tshi_layout_same_shards(&x->layout, layout, x->dim[1], x->ctx->tp.size)))
+                   tshi_layout_same_shards(&x->layout, layout, x->dim[1], &x->ctx->deal)))
         return "such a weight takes an input that is replicated, or whose channels are sharded "
                "like the weight's: tsh_redistribute(x, tsh_replicated())";
     if (!takes && cut && x->layout.dim == 1)
@@ -239,7 +238,7 @@ static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
         bias.dim = 0;
         (void)tshi_layout_resolve(&bias, 1, &outs);
     }
-    return !b || tshi_layout_equal(&b->layout, &bias, b->dim, x->ctx->tp.size) ||
+    return !b || tshi_layout_equal(&b->layout, &bias, b->dim, &x->ctx->deal) ||
            tshi_rule_refuse(call, w, b,
                             "the bias is sharded like the output's channels, or replicated if "
                             "these are");

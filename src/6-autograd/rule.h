@@ -97,7 +97,7 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
         const int64_t length = own >= 0 ? x->dim[own] : 1;
         if (whole ? length != 1
                   : x->layout.dim != own || length != output->shape.dim[d] ||
-                        !tshi_layout_same_shards(&cut->layout, &x->layout, length, x->ctx->tp.size))
+                        !tshi_layout_same_shards(&cut->layout, &x->layout, length, &x->ctx->deal))
             return tshi_rule_refuse(
                 call, cut, x,
                 whole ? "make them alike: tsh_redistribute(b, tsh_layout_of(a)), or gather: "
@@ -206,7 +206,7 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
         const tsh_layout *own = &in[i]->layout; /* layout of part i */
         fits = own->kind == layout->kind && own->dim == layout->dim;
         if (fits && layout->kind == TSH_SHARDED && !along)
-            fits = tshi_layout_equal(own, layout, in[i]->dim, in[i]->ctx->tp.size);
+            fits = tshi_layout_equal(own, layout, in[i]->dim, &in[i]->ctx->deal);
         for (e = 0; e < own->segments && along && fits; e++) {
             fits = layout->segments < TSH_MAX_SEGMENTS; /* there is space for one more */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
@@ -236,7 +236,7 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     const int nd = output->shape.ndim, da = la->dim + nd - a->ndim, db = lb->dim + nd - b->ndim;
     /* sa: 1 if A is sharded; sb: 1 if B is sharded */
     const int sa = la->kind == TSH_SHARDED, sb = lb->kind == TSH_SHARDED;
-    const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], a->ctx->tp.size);
+    const int same = sa && sb && tshi_layout_same_shards(la, lb, a->dim[la->dim], &a->ctx->deal);
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     /* if one input is R, its gradient is a partial sum */
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
@@ -287,7 +287,8 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     const int cut = x->layout.kind == TSH_SHARDED, along = cut && x->layout.dim == x->ndim - 1;
     const int column = w->layout.kind == TSH_SHARDED && w->layout.dim == 0;
-    const int row = w->layout.kind == TSH_SHARDED && w->layout.dim == 1, size = x->ctx->tp.size;
+    const int row = w->layout.kind == TSH_SHARDED && w->layout.dim == 1;
+    const tshi_deal *deal = &x->ctx->deal;
     const tsh_layout bias = column ? w->layout : tsh_replicated(); /* the layout that b must have */
     const char *hint = NULL; /* NULL: the layouts of x and W fit */
     if (w->layout.kind == TSH_PARTIAL)
@@ -295,7 +296,7 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     else if (column && x->layout.kind != TSH_REPLICATED && !(sequence->regather && cut && !along))
         hint = "a column-parallel weight takes a replicated input: "
                "tsh_redistribute(x, tsh_replicated())";
-    else if (row && !(along && tshi_layout_same_shards(&x->layout, &w->layout, w->dim[1], size)))
+    else if (row && !(along && tshi_layout_same_shards(&x->layout, &w->layout, w->dim[1], deal)))
         hint = "a row-parallel weight takes an input that is replicated, or sharded along features "
                "by the same units: tsh_redistribute(x, tsh_replicated())";
     else if (along && !row)
@@ -305,7 +306,7 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
         hint = "the bias would be added once per rank; complete the input first: "
                "tsh_redistribute(x, tsh_replicated())";
     if (hint) return tshi_rule_refuse(call, x, w, hint);
-    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, size))
+    if (b && !tshi_layout_equal(&b->layout, &bias, b->dim, deal))
         return tshi_rule_refuse(call, w, b,
                                 "the bias of a column-parallel weight is sharded like its "
                                 "dimension 0, any other is replicated");
@@ -357,7 +358,7 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
  * of x (.., d). */
 static int tshi_rule_norm_alike(const tsh_tensor *x, const tsh_tensor *t) {
     return !t || (t->layout.kind == TSH_SHARDED &&
-                  tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], x->ctx->tp.size));
+                  tshi_layout_same_shards(&x->layout, &t->layout, t->dim[0], &x->ctx->deal));
 }
 
 /* Applies the rule of norms over the last dimension. With a weight and bias that are R or NULL: if
@@ -405,7 +406,7 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
         cut.segment[s].length *= group;
         cut.segment[s].unit *= group;
     }
-    return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], q->ctx->tp.size);
+    return tshi_layout_same_shards(&q->layout, &cut, q->dim[1], &q->ctx->deal);
 }
 
 /* Applies the rule of attention. Shapes: q and output (B, heads, queries, D), k and v (B, k heads,
@@ -414,17 +415,18 @@ static int tshi_rule_groups(const tsh_tensor *q, const tsh_tensor *k) {
  * heads must use only heads of k that the rank itself holds. */
 static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
-    const int size = q->ctx->tp.size, heads = tshi_rule_is_sharded(q, 1); /* heads 1: q is S(1) */
+    const tshi_deal *deal = &q->ctx->deal;
+    const int heads = tshi_rule_is_sharded(q, 1);                         /* 1: q is S(1) */
     const int grouped = heads && tshi_rule_is_sharded(k, 1);              /* 1: q and k are S(1) */
     const int fits = !tshi_rule_first(call, TSH_PARTIAL) && q->layout.dim < 2 &&
-                     k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, size);
+                     k->layout.dim < 2 && tshi_layout_equal(&k->layout, &v->layout, k->dim, deal);
     char tq[TSHI_TEXT_SIZE], tk[TSHI_TEXT_SIZE], tv[TSHI_TEXT_SIZE];
     if (fits && heads && k->layout.kind == TSH_REPLICATED) {
         output->partial = TSHI_K | TSHI_V;
         return 1;
     }
     if (fits && (grouped ? tshi_rule_groups(q, k)
-                         : tshi_layout_equal(&q->layout, &k->layout, k->dim, size)))
+                         : tshi_layout_equal(&q->layout, &k->layout, k->dim, deal)))
         return 1;
     (void)tshi_tensor_text(q, tq);
     (void)tshi_tensor_text(k, tk);
@@ -459,7 +461,7 @@ static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
-    const int size = x->ctx->tp.size, axis = tshi_rule_classes(x, desc->dim);
+    const int axis = tshi_rule_classes(x, desc->dim);
     const int probs = tshi_dtypes[target->dtype].floating; /* 0: the target has class indices */
     const int cut = tshi_rule_is_sharded(x, axis), rows = !cut && x->layout.kind == TSH_SHARDED;
     /* layout of the losses, one per row: that of x without the dimension of classes */
@@ -467,13 +469,13 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     int fits;
     char text[TSHI_TEXT_SIZE];
     if (rows && losses.dim > axis) losses.dim--;
-    fits = (rows || probs) &&
-           tshi_layout_equal(probs ? &x->layout : &losses, &target->layout, target->dim, size);
+    fits = (rows || probs) && tshi_layout_equal(probs ? &x->layout : &losses, &target->layout,
+                                                target->dim, &x->ctx->deal);
     if (x->layout.kind == TSH_PARTIAL)
         return tsh_fail(x->ctx, TSH_ERR_LAYOUT,
                         "%s: the logits %s are a partial sum over %d ranks; complete "
                         "them first: tsh_redistribute(logits, tsh_replicated())",
-                        call->op->name, tshi_tensor_text(x, text), size) == TSH_OK;
+                        call->op->name, tshi_tensor_text(x, text), x->ctx->tp.size) == TSH_OK;
     if (probs ? !fits : !rows) fits = target->layout.kind == TSH_REPLICATED;
     if (!fits) {
         (void)snprintf(text, sizeof text,
@@ -490,7 +492,7 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     }
     if (weight && weight->layout.kind != TSH_REPLICATED &&
         !(cut && weight->layout.kind == TSH_SHARDED &&
-          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[axis], size)))
+          tshi_layout_same_shards(&x->layout, &weight->layout, x->dim[axis], &x->ctx->deal)))
         return tshi_rule_refuse(call, x, weight,
                                 "the weight is replicated, or cut as the classes: "
                                 "tsh_redistribute(weight, tsh_replicated())");
@@ -509,7 +511,7 @@ static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
         return w->layout.kind == TSH_REPLICATED &&
                (x->layout.kind == TSH_REPLICATED || own < 0 || w->dim[own] == 1);
     return w->layout.dim == own && w->dim[own] == x->dim[x->layout.dim] &&
-           tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], x->ctx->tp.size);
+           tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], &x->ctx->deal);
 }
 
 /* Applies the rule of losses element by element: of x, a target of x's shape, and weights that are
@@ -521,7 +523,7 @@ static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0], *target = call->in[1];
     if (x->layout.kind == TSH_PARTIAL)
         return tshi_rule_refuse_input(call, "is a partial sum, and the loss is not linear");
-    if (!tshi_layout_equal(&x->layout, &target->layout, x->dim, x->ctx->tp.size))
+    if (!tshi_layout_equal(&x->layout, &target->layout, x->dim, &x->ctx->deal))
         return tshi_rule_refuse(call, x, target,
                                 "the target is to be laid out as x: tsh_redistribute(target, "
                                 "tsh_layout_of(x))");

@@ -94,7 +94,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
         d = mask->ndim - 3; /* which dimension of the mask is the heads; negative: it has none */
         fits = d >= 0 && mask->dim[d] == q->dim[1] && tshi_rule_is_sharded(q, 1) &&
                tshi_rule_is_sharded(mask, d) &&
-               tshi_layout_same_shards(&q->layout, &mask->layout, q->dim[1], q->ctx->tp.size);
+               tshi_layout_same_shards(&q->layout, &mask->layout, q->dim[1], &q->ctx->deal);
     }
     memcpy(dim, q->dim, sizeof dim);
     dim[3] = keys;
@@ -125,7 +125,7 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     if (!tshi_attention_holds("q k v sinks", in, sinks)) return 0;
     if (fits && sinks->layout.kind != TSH_REPLICATED)
         fits = tshi_rule_is_sharded(q, 1) && tshi_rule_is_sharded(sinks, 0) &&
-               tshi_layout_same_shards(&q->layout, &sinks->layout, q->dim[1], q->ctx->tp.size);
+               tshi_layout_same_shards(&q->layout, &sinks->layout, q->dim[1], &q->ctx->deal);
     if (!fits)
         return tsh_fail(q->ctx, TSH_ERR_SHAPE,
                         "tsh_attention: sinks %s %s; takes floating ones of shape (%lld), "
@@ -158,7 +158,7 @@ static int tshi_attention_take_segments(tshi_attention *more, tsh_tensor *const 
                         (long long)k->dim[2]) == TSH_OK;
     if (segments->layout.kind != TSH_REPLICATED &&
         !(tshi_rule_is_sharded(q, 0) && tshi_rule_is_sharded(segments, 0) &&
-          tshi_layout_same_shards(&q->layout, &segments->layout, q->dim[0], q->ctx->tp.size)))
+          tshi_layout_same_shards(&q->layout, &segments->layout, q->dim[0], &q->ctx->deal)))
         return tsh_fail(q->ctx, TSH_ERR_LAYOUT,
                         "tsh_attention: segments %s must be replicated, or sharded as the batch of "
                         "q %s", tshi_tensor_text(segments, text),
@@ -178,7 +178,7 @@ static int tshi_attention_fits_cache(tsh_tensor *const *in, int i, tsh_tensor *c
     if (fits) fits = tshi_dtype_computes(cache->dtype);
     for (d = 0; d < 4 && fits; d++) fits = d == 2 || cache->dim[d] == x->dim[d];
     if (fits && past >= 0 && past <= cache->dim[2] - x->dim[2] &&
-        tshi_layout_equal(&x->layout, &cache->layout, x->dim, x->ctx->tp.size))
+        tshi_layout_equal(&x->layout, &cache->layout, x->dim, &x->ctx->deal))
         return 1;
     return tsh_fail(x->ctx, TSH_ERR_SHAPE,
                     "tsh_attention: %s at position %lld does not go into the cache %s",

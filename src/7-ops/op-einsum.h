@@ -237,7 +237,7 @@ static int tshi_einsum_layouts(const tshi_einsum *e) {
     int fits = a->layout.kind == TSH_REPLICATED || b->layout.kind == TSH_REPLICATED;
     if (ca >= 0 && cb >= 0)
         fits = ca == cb &&
-               tshi_layout_same_shards(&a->layout, &b->layout, e->size[ca], e->ctx->tp.size);
+               tshi_layout_same_shards(&a->layout, &b->layout, e->size[ca], &e->ctx->deal);
     else if (fits && ca >= 0)
         fits = tshi_einsum_find(&e->in[1], ca) < 0;
     else if (fits && cb >= 0)

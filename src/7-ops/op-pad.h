@@ -336,8 +336,8 @@ static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like
     own[0].length = like->local[last];
     job->ranges = 1;
     if (like->layout.kind == TSH_SHARDED && like->layout.dim == last) {
-        (void)tshi_layout_own(&like->layout, like->dim[last], like->ctx->tp.size,
-                              like->ctx->tp.rank, own);
+        (void)tshi_layout_own(&like->layout, like->dim[last], &like->ctx->deal, like->ctx->tp.rank,
+                              own);
         job->ranges = like->layout.segments;
     }
     memcpy(job->range, own, sizeof own);

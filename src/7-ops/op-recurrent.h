@@ -271,7 +271,7 @@ static void tshi_recurrent_last(const tshi_sequence *s, const tsh_real *values, 
 /* Sets the units of each rank in s->counts. */
 static void tshi_recurrent_counts(const tshi_sequence *s, const tsh_layout *layout) {
     for (int r = 0; r < s->ctx->tp.size; r++)
-        s->counts[r] = tshi_layout_own(layout, s->hidden, s->ctx->tp.size, r, NULL);
+        s->counts[r] = tshi_layout_own(layout, s->hidden, &s->ctx->deal, r, NULL);
 }
 
 /* Computes out[0], h of all time steps, and out[1] and out[2], the last h and c. Returns the gates
@@ -414,7 +414,7 @@ static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *
     }
     const tsh_real *rows = tshi_tape_saved_reals(node, TSHI_RECURRENT_W_HH, stride, &own);
     all = rows ? tshi_recurrent_all(s, rows, s->how.kind->gates, s->hidden) : NULL;
-    (void)tshi_layout_own(layout, s->hidden, s->ctx->tp.size, s->ctx->tp.rank, range);
+    (void)tshi_layout_own(layout, s->hidden, &s->ctx->deal, s->ctx->tp.rank, range);
     if (all && s->ctx->error.code == TSH_OK)
         tshi_recurrent_pack_back(s, tshi_gemm_matrix((tsh_real *)tshi_mem_data(all), s->hidden, 1),
                                  range[0].start);

@@ -79,7 +79,7 @@ static int tshi_shape_stacks(tsh_tensor *const *parts, int i) {
     const int dtypes = p->dtype == first->dtype ||
                        (tshi_dtype_computes(p->dtype) && tshi_dtype_computes(first->dtype));
     const int layouts = shapes &&
-                        tshi_layout_equal(&p->layout, &first->layout, p->dim, p->ctx->tp.size);
+                        tshi_layout_equal(&p->layout, &first->layout, p->dim, &p->ctx->deal);
     if (shapes && dtypes && layouts) return 1;
     return tshi_error_zero(p->ctx,
                            !shapes   ? TSH_ERR_SHAPE

@@ -66,7 +66,7 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's range of each segment */
     int64_t at = 0, local = 0;         /* at: start of segment s; local: length kept on this rank */
     int s, kept = 0;                   /* kept: number of segments in [start, end) */
-    (void)tshi_layout_own(layout, out->dim[d], out->ctx->tp.size, out->ctx->tp.rank, range);
+    (void)tshi_layout_own(layout, out->dim[d], &out->ctx->deal, out->ctx->tp.rank, range);
     for (s = 0; s < layout->segments && at < start; at += segment[s++].length)
         out->offset += range[s].length * out->stride[d]; /* skips this rank's range of segment s */
     if (at != start) return 0;                           /* the slice starts inside a segment */

@@ -18,7 +18,7 @@
 typedef struct tshi_cut {
     int64_t outer, length, inner; /* sizes of the array's three dimensions */
     const tsh_layout *layout;     /* the layout that cuts the array: a sharded one */
-    int size;                     /* number of ranks of tp */
+    const tshi_deal *deal;        /* how tp shares a dimension */
     size_t width;                 /* bytes of an element */
 } tshi_cut;
 
@@ -26,18 +26,19 @@ typedef struct tshi_cut {
  * rank's shard of a tensor by the layout `other`. form has the tensor's global shape. */
 static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *layout,
                                       const tsh_layout *other, tsh_dtype dtype) {
-    const tsh_comm *tp = &form->ctx->tp;
+    const tsh_ctx *ctx = form->ctx;
     const int dim = layout->dim;
     int64_t sizes[TSH_MAX_DIMS]; /* the array's shape */
     tshi_cut cut;
     memcpy(sizes, form->dim, sizeof sizes);
     if (other)
-        sizes[other->dim] = tshi_layout_own(other, sizes[other->dim], tp->size, tp->rank, NULL);
+        sizes[other->dim] = tshi_layout_own(other, sizes[other->dim], &ctx->deal, ctx->tp.rank,
+                                            NULL);
     cut.outer = tshi_tensor_product(sizes, dim);
     cut.length = sizes[dim];
     cut.inner = tshi_tensor_product(sizes + dim + 1, form->ndim - dim - 1);
     cut.layout = layout;
-    cut.size = tp->size;
+    cut.deal = &ctx->deal;
     cut.width = tsh_dtype_size(dtype);
     return cut;
 }
@@ -46,7 +47,7 @@ static tshi_cut tshi_redistribute_cut(const tsh_tensor *form, const tsh_layout *
  * there is no outer row, because collectives take blocks = 0 (tsh_coll.blocks) for 1. */
 static int64_t tshi_redistribute_held(const tshi_cut *cut, int rank) {
     if (!cut->outer) return 0;
-    return tshi_layout_own(cut->layout, cut->length, cut->size, rank, NULL) * cut->inner;
+    return tshi_layout_own(cut->layout, cut->length, cut->deal, rank, NULL) * cut->inner;
 }
 
 /* Copies `rank`'s shard from its places in the array `whole` to the memory `shard` (to_shard 1), or
@@ -56,7 +57,7 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
     tsh_range range[TSH_MAX_SEGMENTS]; /* the shard's part of each segment */
     int64_t o;                         /* index of the outer row */
     int s;                             /* index of the segment */
-    (void)tshi_layout_own(cut->layout, cut->length, cut->size, rank, range);
+    (void)tshi_layout_own(cut->layout, cut->length, cut->deal, rank, range);
     for (o = 0; o < cut->outer; o++) {
         char *at = shard + (size_t)(o * pitch) * cut->width;
         for (s = 0; s < cut->layout->segments; s++) {
@@ -78,7 +79,7 @@ static void tshi_redistribute_shard(const tshi_cut *cut, int rank, void *whole, 
 static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shards, int by_row,
                                     int to_shards) {
     int r;
-    for (r = 0; r < cut->size; r++) {
+    for (r = 0; r < cut->deal->ranks; r++) {
         const int64_t row = tshi_redistribute_held(cut, r); /* rank r's elements of an outer row */
         const int64_t pitch = by_row ? cut->length * cut->inner : row;
         tshi_redistribute_shard(cut, r, whole, shards, pitch, to_shards);
@@ -133,7 +134,8 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     tsh_ctx *ctx = form->ctx;
     const int gather = kind != TSHI_MOVE_SCATTER;
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
-    const size_t counted = (size_t)cut.size * sizeof(int64_t); /* bytes of the array `counts` */
+    const size_t counted = (size_t)cut.deal->ranks *
+                           sizeof(int64_t); /* bytes of the array `counts` */
     const size_t bytes = layout->segments > 1 ? (size_t)tsh_numel(form) * cut.width : 0;
     tsh_coll coll = tsh_coll_make(gather ? TSH_ALLGATHER : TSH_REDUCE_SCATTER, dtype);
     int64_t *counts; /* number of elements that each rank has in an outer row */
@@ -145,9 +147,9 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
     if (!move->scratch) return;
     counts = (int64_t *)tshi_mem_data(move->scratch);
-    for (int r = 0; r < cut.size; r++) counts[r] = tshi_redistribute_held(&cut, r);
+    for (int r = 0; r < cut.deal->ranks; r++) counts[r] = tshi_redistribute_held(&cut, r);
     move->ordered = gather ? out : tshi_kernel_unconst(in);
-    if (bytes) move->ordered = counts + cut.size; /* several segments: reorder in scratch */
+    if (bytes) move->ordered = counts + cut.deal->ranks; /* several segments: reorder in scratch */
     if (bytes && !gather)
         tshi_redistribute_order(&cut, tshi_kernel_unconst(in), (char *)move->ordered, 1, 1);
     coll.send = gather ? in : move->ordered;
@@ -203,7 +205,7 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          tsh_dtype dtype, const void *in, void *out) {
     const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* how `in` is cut */
     const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* how `out` is joined */
-    const size_t counted = (size_t)cut.size * sizeof(int64_t);
+    const size_t counted = (size_t)cut.deal->ranks * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
     int64_t *send, *recv;  /* number of elements sent to, and received from, each rank */
@@ -211,11 +213,11 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     int r;
     if (!scratch) return TSH_ERR_MEMORY;
     send = (int64_t *)tshi_mem_data(scratch);
-    recv = send + cut.size;
-    sent = (char *)(recv + cut.size);
+    recv = send + cut.deal->ranks;
+    sent = (char *)(recv + cut.deal->ranks);
     received = sent + bytes;
-    for (r = 0; r < cut.size; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
-    for (r = 0; r < cut.size; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
+    for (r = 0; r < cut.deal->ranks; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
+    for (r = 0; r < cut.deal->ranks; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
     tshi_redistribute_order(&cut, tshi_kernel_unconst(in), sent, 0, 1);
     (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
                           "tsh_redistribute: all-to-all");
@@ -233,7 +235,7 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
     tsh_ctx *ctx = form->ctx;
     const tsh_layout whole = tsh_replicated();
     const size_t width = tsh_dtype_size(dtype), bytes = (size_t)tsh_numel(form) * width;
-    if (tshi_layout_equal(from, to, form->dim, ctx->tp.size)) {
+    if (tshi_layout_equal(from, to, form->dim, &ctx->deal)) {
         memcpy(out, in, (size_t)tsh_local_numel(form) * width);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED && from->dim == to->dim) {
         /* Both are sharded along one dimension, but cut differently: gathers, then slices. */
@@ -384,7 +386,7 @@ TSH_API tsh_tensor *tsh_redistribute(tsh_tensor *x, tsh_layout layout) {
         return tshi_error_null(ctx, TSH_ERR_LAYOUT, "tsh_redistribute: %s cannot become %s",
                                tshi_tensor_text(x, a), tshi_layout_text(&layout, b, sizeof b));
     if (tshi_layout_identical(&x->layout, &layout)) return x;
-    if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, ctx->tp.size)) {
+    if (ctx->tp.size == 1 || tshi_layout_equal(&x->layout, &layout, x->dim, &ctx->deal)) {
         tsh_tensor *out = tshi_tensor_view(x); /* each rank already has its values */
         if (out) out->layout = layout;
         return out;
@@ -448,11 +450,10 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
                         ctx->tp.size, tshi_tensor_text(form, a),
                         tshi_layout_text(&layout, b, sizeof b));
     if (cut->kind == TSH_SHARDED) {
-        held = layout.kind == TSH_SHARDED
-                   ? form->dim[d]
-                   : tshi_layout_own(cut, form->dim[d], ctx->tp.size, 0, NULL);
+        held = layout.kind == TSH_SHARDED ? form->dim[d]
+                                          : tshi_layout_own(cut, form->dim[d], &ctx->deal, 0, NULL);
         for (r = 0; r < ctx->tp.size; r++)
-            if ((owned = tshi_layout_own(cut, next.dim[d], ctx->tp.size, r, NULL)) != held)
+            if ((owned = tshi_layout_own(cut, next.dim[d], &ctx->deal, r, NULL)) != held)
                 return tsh_fail(
                     ctx, TSH_ERR_LAYOUT,
                     "tsh_set_layout: %s cannot become %s: of dimension %d rank %d has %lld, "
@@ -477,7 +478,7 @@ TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout) {
     if (!ctx) return NULL;
     form = *t;
     if (tshi_layout_resolve(&resolved, t->ndim, t->dim) &&
-        tshi_layout_equal(&t->layout, &resolved, t->dim, ctx->tp.size)) {
+        tshi_layout_equal(&t->layout, &resolved, t->dim, &ctx->deal)) {
         if (tshi_layout_identical(&t->layout, &resolved)) return t;
         form.layout = resolved; /* another layout that gives every rank the same shard */
     } else {

@@ -46,7 +46,6 @@ static int tshi_adapter_layouts(const tsh_module *m, const tshi_adapter *adapter
 
 /* Lays out A and B of all parts as W is now. Returns 0 after an error. */
 static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) {
-    const int size = m->ctx->tp.size;
     for (int i = 0; i < adapter->parts; i++) {
         tsh_tensor *const t[2] = {adapter->part[i].a->param[0], adapter->part[i].b->param[0]};
         tsh_layout layout[2];
@@ -54,7 +53,7 @@ static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) 
         for (int k = 0; k < 2; k++) {
             if (t[k]->layout.kind == layout[k].kind &&
                 (layout[k].kind != TSH_SHARDED ||
-                 tshi_layout_equal(&t[k]->layout, &layout[k], t[k]->dim, size)))
+                 tshi_layout_equal(&t[k]->layout, &layout[k], t[k]->dim, &m->ctx->deal)))
                 continue;
             tshi_module_relayout(t[k], &layout[k]);
             tshi_module_changed(m->ctx);

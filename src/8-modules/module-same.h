@@ -9,8 +9,8 @@
  * differ, the ranks all-gather line after line until they reach one that differs
  * (tshi_module_find_diff). */
 
-/* One line of the description of a model. Line 0 is the seed, each further line one module, in
- * pre-order. */
+/* One line of the description of a model. Line 0 is the seed and tsh_desc.shares, each further line
+ * one module, in pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* e.g. "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* tsh_module.number; compared in binary: its text depends on the locale */
@@ -44,17 +44,31 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* Writes line i of the description of this rank's model: line 0 is the seed, each further one a
- * module. Past the last module the text is "nothing", and 0 is returned. */
+/* Writes what is the same for all modules: the seed, and tsh_desc.shares. */
+static void tshi_module_describe_all(const tsh_ctx *ctx, tshi_line *line) {
+    const int64_t *before = ctx->deal.before;
+    tsh_text_add(line->text, sizeof line->text, "the seed %llu", (unsigned long long)ctx->seed);
+    if (before) /* for more ranks than the text has room for */
+        line->number = (double)(tshi_rng_hash(0, before,
+                                              ((size_t)ctx->deal.ranks + 1) * sizeof *before) >>
+                                12);
+    for (int r = 0; before && r < ctx->deal.ranks; r++)
+        tsh_text_add(line->text, sizeof line->text, "%s%lld", r ? " : " : ", the shares ",
+                     (long long)(before[r + 1] - before[r]));
+}
+
+/* Writes line i of the description of this rank's model: line 0 by tshi_module_describe_all, each
+ * further one a module. Past the last module the text is "nothing", and 0 is returned. */
 static int tshi_module_line(const tsh_ctx *ctx, int i, tshi_line *line) {
     tsh_module *m = ctx->root;
     memset(line, 0, sizeof *line);
     for (int k = 1; k < i && m; k++) m = tshi_module_next(ctx->root, m);
     if (i && m)
         tshi_module_describe(m, line);
+    else if (i)
+        tsh_text_add(line->text, sizeof line->text, "nothing");
     else
-        tsh_text_add(line->text, sizeof line->text, i ? "nothing" : "the seed %llu",
-                         (unsigned long long)ctx->seed);
+        tshi_module_describe_all(ctx, line);
     /* hashes `text` and `number`, the fields before `hash` */
     line->hash = (int64_t)tshi_rng_hash(1, line, offsetof(tshi_line, hash));
     line->rank = ctx->world.rank; /* named in the error sentence */

@@ -195,7 +195,7 @@ static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layo
     tsh_shape shape = tsh_shape_of(t); /* the global shape, which does not change */
     tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
-    if (tshi_layout_equal(&t->layout, layout, t->dim, t->ctx->tp.size)) {
+    if (tshi_layout_equal(&t->layout, layout, t->dim, &t->ctx->deal)) {
         t->layout = *layout; /* each rank keeps its elements: at most the sizes of units differ */
         return;
     }

@@ -37,7 +37,7 @@ static tsh_tensor *tshi_nn_input(const tsh_module *module, tsh_tensor **in, int 
                                n == 1 ? " that is NULL" : "");
     if (module->style == TSH_SEQUENCE) return tsh_redistribute(x, takes);
     if (!module->input_layout || (tshi_layout_resolve(&takes, x->ndim, x->dim) &&
-                                  tshi_layout_equal(&takes, &x->layout, x->dim, x->ctx->tp.size)))
+                                  tshi_layout_equal(&takes, &x->layout, x->dim, &x->ctx->deal)))
         return x;
     return tshi_error_null(module->ctx, TSH_ERR_LAYOUT,
                            "tsh_forward: the input %s is not laid out as the plan declared, %s: "

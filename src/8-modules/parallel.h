@@ -127,7 +127,7 @@ static tsh_result tshi_parallel_layouts(tshi_choice *choice) {
                 "tsh_parallelize: \"%s\" %s does not divide into %d segments of units of %lld",
                 t->path, tshi_tensor_text(t, text), rule->segments ? rule->segments : 1,
                 rule->unit ? (long long)rule->unit : 1ll);
-        if (!tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, t->ctx->tp.size) &&
+        if (!tshi_layout_equal(&t->layout, &choice->layout[i], t->dim, &t->ctx->deal) &&
             !tshi_module_may_move(t))
             return m->ctx->error.code;
     }
@@ -142,7 +142,7 @@ static tsh_result tshi_parallel_check_tied(const tshi_choice *a, const tshi_choi
         for (int j = 0; j < TSHI_MODULE_PARAMS; j++) { /* for all pairs of their parameters */
             const tsh_tensor *t = a->module->param[i];
             if (t && t == b->module->param[j] &&
-                !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, t->ctx->tp.size))
+                !tshi_layout_equal(&a->layout[i], &b->layout[j], t->dim, &t->ctx->deal))
                 return tsh_fail(
                     t->ctx, TSH_ERR_LAYOUT,
                     "tsh_parallelize: the tied parameter \"%s\" would be %s for "

@@ -326,13 +326,13 @@ static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_polic
 /* Sets .local of an attention's arguments (heads, kv_heads, hidden) to what this rank holds.
  * Returns 0 and sets an error if they do not fit together. */
 static int tshi_policy_divide(const tshi_policy_pass *pass, const tsh_policy_heads *at) {
-    const tsh_comm *tp = &pass->root->ctx->tp;
+    const tsh_ctx *ctx = pass->root->ctx;
     tshi_policy_counts c; /* numbers of heads over all ranks */
     tsh_layout cut;       /* how the query heads are sharded */
     int64_t owned;        /* number of this rank's query heads */
     if (!tshi_policy_read_counts(pass, at, &c)) return 0;
     cut = tsh_shard_units(0, c.group);
-    owned = tshi_layout_own(&cut, c.heads, tp->size, tp->rank, NULL);
+    owned = tshi_layout_own(&cut, c.heads, &ctx->deal, ctx->tp.rank, NULL);
     tshi_policy_count(pass, at->heads)->local = owned;
     if (at->kv_heads)
         tshi_policy_count(pass, at->kv_heads)->local = c.whole ? c.kv : owned / c.group;
@@ -471,14 +471,15 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
  * features; in the third pass also divides them by ranks. Returns 0 and sets an error if one is
  * missing. */
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
-    const tsh_comm *tp = &pass->root->ctx->tp;
+    const tsh_ctx *ctx = pass->root->ctx;
     const char *const *path = pass->policy->arguments; /* paths of arguments, ended by NULL */
-    tsh_layout cut = tsh_sharded(0);                   /* divides as torch.chunk does */
+    tsh_layout cut = tsh_sharded(0);                   /* divides as layers do */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
         if (pass->divide)
-            argument->local = tshi_layout_own(&cut, argument->value, tp->size, tp->rank, NULL);
+            argument->local = tshi_layout_own(&cut, argument->value, &ctx->deal, ctx->tp.rank,
+                                              NULL);
     }
     return 1;
 }

@@ -210,7 +210,7 @@ static void tshi_optim_relayout(tsh_tensor *moment, const tsh_layout *layout) {
     tsh_ctx *ctx = moment->ctx;
     tsh_tensor part = *moment; /* a copy of the handle, which keeps the old values */
     if (!(moment->flags & TSHI_CHUNKED) ||
-        tshi_layout_equal(&moment->layout, layout, moment->dim, ctx->tp.size)) {
+        tshi_layout_equal(&moment->layout, layout, moment->dim, &ctx->deal)) {
         tshi_module_relayout(moment, layout);
         return;
     }

@@ -226,7 +226,7 @@ static void tshi_outer_drop(tshi_outer_param *each) {
 /* Sets a parameter to its outer weight. */
 static void tshi_outer_restore(const tshi_outer_param *each) {
     if (each->weight && tshi_layout_equal(&each->weight->layout, &each->param->layout,
-                                          each->param->dim, each->param->ctx->tp.size))
+                                          each->param->dim, &each->param->ctx->deal))
         (void)tshi_tensor_set_exact(each->param, 0, tsh_local_numel(each->param),
                                     (const tsh_real *)tshi_tensor_at(each->weight));
 }
@@ -416,7 +416,7 @@ static void tshi_outer_sum(tsh_outer *outer, tshi_outer_fragment *fragment) {
  * and an error. */
 static int tshi_outer_same_layout(const tshi_outer_param *each) {
     const tsh_tensor *t = each->param;
-    if (tshi_layout_equal(&each->layout, &t->layout, t->dim, t->ctx->tp.size)) return 1;
+    if (tshi_layout_equal(&each->layout, &t->layout, t->dim, &t->ctx->deal)) return 1;
     return tshi_error_zero(t->ctx, TSH_ERR_STATE,
                            "tsh_outer_step: \"%s\" got another layout while its changes were on "
                            "their way; call tsh_parallelize before the first step",

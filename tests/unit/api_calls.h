@@ -79,6 +79,7 @@ static const api_field fields_of_tsh_desc[] = {
     {offsetof(tsh_desc, bucket_bytes), {SIZE, 0, "bucket_bytes"}},
     {offsetof(tsh_desc, no_overlap), {INT, 0, "no_overlap"}},
     {offsetof(tsh_desc, dtype), {DTYPE, 0, "dtype"}},
+    {offsetof(tsh_desc, shares), {INTS, 0, "shares"}},
 };
 
 static const api_field fields_of_tsh_init[] = {
@@ -803,6 +804,8 @@ static void call_tsh_shard_segments(void *const *a) { (void)tsh_shard_segments(*
     *(int *)a[1], *(int64_t *)a[2]); }
 static void call_tsh_shard_range(void *const *a) { (void)tsh_shard_range(*(tsh_layout *)a[0],
     *(int64_t *)a[1], *(int *)a[2], *(int *)a[3], *(tsh_range **)a[4]); }
+static void call_tsh_tp_shard_range(void *const *a) { (void)tsh_tp_shard_range(*(tsh_ctx **)a[0],
+    *(tsh_layout *)a[1], *(int64_t *)a[2], *(int *)a[3], *(tsh_range **)a[4]); }
 static void call_tsh_layout_text(void *const *a) { use_text(tsh_layout_text(*(tsh_layout *)a[0],
     *(char **)a[1], *(size_t *)a[2])); }
 static void call_tsh_allreduce(void *const *a) { (void)tsh_allreduce(*(tsh_comm **)a[0],
@@ -1436,6 +1439,8 @@ static const api_call calls[] = {
         {LONG, 0, "unit"}}},
     {"tsh_shard_range", call_tsh_shard_range, 5, {{LAYOUT, 0, "layout"}, {LONG, 0, "length"},
         {INT, 0, "size"}, {INT, 0, "rank"}, {RANGES, 0, "ranges"}}},
+    {"tsh_tp_shard_range", call_tsh_tp_shard_range, 5, {{CTX, 0, "ctx"}, {LAYOUT, 0, "layout"},
+        {LONG, 0, "length"}, {INT, 0, "rank"}, {RANGES, 0, "ranges"}}},
     {"tsh_layout_text", call_tsh_layout_text, 3, {{LAYOUT, 0, "layout"}, {TEXT, 0, "text"}, {SIZE,
         0, "size"}}},
     {"tsh_allreduce", call_tsh_allreduce, 5, {{COMM, 0, "comm"}, {BUFFER, 0, "buffer"}, {LONG, 0,
