@@ -6,6 +6,7 @@ missing. Losses keep their bits from version to version."""
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 
@@ -22,7 +23,7 @@ TOLERANCE = 1e-3
 GPT = ["--layers", "4", "--heads", "4", "--width", "32", "--context", "16", "--batch", "8",
        "--steps", str(STEPS), "--eval-every", "50", "--sample", "0"]
 GRIDS = [(2, "--tp 2"), (2, "--tp 2 --sequence-parallel"), (2, "--tp 2 --policy gpt2"),
-         (3, "--tp 3"), (2, "--dp 2"), (3, "--dp 3 --zero"), (4, "--dp 4 --micro-batches 2"),
+         (3, "--tp 3"), (2, "--tp 2 --balance 3,1"), (3, "--balance 1,5,2"), (2, "--dp 2"), (3, "--dp 3 --zero"), (4, "--dp 4 --micro-batches 2"),
          (2, "--pp 2 --micro-batches 4"), (3, "--pp 3 --stages 1,1,2 --micro-batches 3"),
          (4, "--tp 2 --pp 2 --micro-batches 2 --checkpoint"), (4, "--tp 2 --dp 2 --zero"),
          (4, "--pp 2 --dp 2 --micro-batches 3"),
@@ -166,8 +167,32 @@ def samples_are_written_with_few_bits(folder):
             check("bf16" in flags or got[:12] == one[:12], flags, "writes", got, "not", one)
 
 
-def weights_that_cannot_be_are_refused(_):
+def shares_are_measured_and_kept(folder):
+    """A run that goes on has the shares of its beginning, whatever the ranks' speeds are now."""
+    def shares(*flags):
+        run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--ranks", "2", "--tp", "2",
+                              "--layers", "1", "--width", "32", "--context", "16", "--sample", "0",
+                              "--balance", "auto", "--out", folder, "--save",
+                              os.path.join(folder, "state"), *flags], stdin=subprocess.DEVNULL,
+                             cwd=TOP, timeout=EACH, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, encoding="utf-8", errors="replace")
+        check(run.returncode == 0, flags, run.stdout[-600:])
+        return re.search(r"^shares +(\d+ : \d+) of ", run.stdout, re.M)[1]
+
+    measured = shares("--steps", "10")
+    with open(os.path.join(folder, "state", "shares"), encoding="ascii") as file:
+        kept = file.read().split()
+    check(kept[0] == "2" and " : ".join(kept[1:]) == measured, kept, "not", measured)
+    with open(os.path.join(folder, "state", "shares"), "w", encoding="ascii") as file:
+        file.write("2 700 300\n")
+    check(shares("--steps", "20", "--resume") == "700 : 300", "the kept shares do not count")
+
+
+def what_cannot_be_is_refused(_):
     for flags, why in (("--weights q5_0", "--weights is q8_0 or q4_0, not 'q5_0'"),
+                       ("--tp 2 --ranks 2 --balance 2", "for the ranks of --tp 2, such as 2,1"),
+                       ("--tp 2 --ranks 2 --balance 2,0", "not '2,0'"),
+                       ("--tp 2 --ranks 2 --balance 2,1,1", "not '2,1,1'"),
                        ("--weights q8_0 --width 48", "a multiple of 32, not 48")):
         run = subprocess.run([os.path.join(TOP, "build", "gpt")] + flags.split(), timeout=EACH,
                              stderr=subprocess.PIPE, encoding="utf-8")
@@ -178,5 +203,5 @@ if __name__ == "__main__":
     sys.exit(run_tests("gpt", [grids_give_the_losses_of_one_rank, losses_keep_their_bits,
                                copies_that_seldom_meet_learn,
                                a_batch_too_small_to_share_is_refused,
-                               samples_are_written_with_few_bits,
-                               weights_that_cannot_be_are_refused]) > 0)
+                               samples_are_written_with_few_bits, shares_are_measured_and_kept,
+                               what_cannot_be_is_refused]) > 0)
