@@ -337,7 +337,7 @@ static void happens_claim(wire *w) {
     tshi_uv_hello hello;
     uint32_t version;
     memset(&hello, 0, sizeof hello);
-    hello.version = 0x74730003;
+    hello.version = 0x74730004;
     hello.client = (int)(take(w) % RANKS);
     hello.server = w->world->rank;
     hello.size = RANKS;
@@ -362,7 +362,7 @@ static void happens_claim(wire *w) {
 static void happens_greeting(wire *w) {
     unsigned char bytes[TSHI_UV_SERVER_HELLO], share[32];
     int which = take_connection(w);
-    uint32_t version = 0x74730003;
+    uint32_t version = 0x74730004;
     tshi_uv_new_share(w->world->secret, w->scalar[which], share);
     (void)tshi_uv_server_hello(bytes, 1, &version, share);
     tamper(w, bytes, sizeof bytes);

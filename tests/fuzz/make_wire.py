@@ -125,11 +125,19 @@ def still(of, wait, is_still=1):
     return message(of, STILL, struct.pack("<QB", wait, is_still))
 
 
-def formed_by_0():
+HOSTS = (0, 0, 2, 2)  # ranks 0 and 1 are on one, ranks 2 and 3 on another
+
+
+def ready(rank, host):
+    return message(rank, READY, struct.pack("<H", host))
+
+
+def formed_by_0(hosts=HOSTS):
     joins = b"".join(comes(r, r, JOIN) for r in (1, 2, 3))
     places = b"".join(here(r, 4000 + r) for r in (1, 2, 3))
     links = b"".join(comes(2 * r + 2 + m, r, LINK + m) for r in (1, 2, 3) for m in (0, 1))
-    return state(0) + joins + places + links + b"".join(message(r, READY) for r in (1, 2, 3))
+    return state(0) + joins + places + links + b"".join(
+        ready(r, host) for r, host in enumerate(hosts) if r > 0)
 
 
 def addresses():
@@ -146,7 +154,7 @@ def formed_by_2():
         answer(e, WELCOME) for e in range(2, 7))
     comers = b"".join(comes(7 + i, 3, purpose) for i, purpose in
                       enumerate((CONTROL, LINK, MESSAGES)))
-    return joined(2) + calls + comers + message(0, GO)
+    return joined(2) + calls + comers + message(0, GO, struct.pack("<4H", *HOSTS))
 
 
 def split():
@@ -161,6 +169,7 @@ def seeds():
     running, zero = state(0, complete=True), state(0)
     yield "formed_by_0", formed_by_0()
     yield "formed_by_2", formed_by_2()
+    yield "unknown_host", formed_by_0((0, 2, 2, 2))
     # who comes
     yield "wrong_key", zero + comes(1, 1, JOIN, proof=NONE)
     yield "replayed", zero + comes(1, 1, JOIN, proof=REPLAYED)
@@ -191,7 +200,7 @@ def seeds():
     # while it forms
     yield "left", zero + comes(1, 1, JOIN) + message(1, BYE)
     yield "absent", zero + comes(1, 1, JOIN) + later(15)
-    yield "unready", formed_by_0()[:-10] + later(15)
+    yield "unready", formed_by_0()[:-14] + later(15)
     yield "told_who_is_absent", state(1, peers=[0]) + message(0, MISSING, text(" 2 3")) + later(15)
     # control messages
     yield "ended", running + end(1)

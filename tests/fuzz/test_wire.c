@@ -18,6 +18,7 @@ static const seed seeds[] = {
     /* A world forms, seen by ranks 0 and 2. */
     {"formed_by_0", TSH_OK, -1, 3, 6, 0, ""},
     {"formed_by_2", TSH_OK, -1, 3, 6, 0, ""},
+    {"unknown_host", TSH_ERR_LOST, 1, 3, 6, 0, "it sent what is not a control message"},
     {"before_the_table", TSH_OK, -1, 1, 1, 0, ""},
     {"left", TSH_ERR_LOST, 1, 1, 0, 0, "left while its connections were made"},
     {"absent", TSH_ERR_TIMEOUT, 2, 1, 0, 0, "did not form in 20.0 s; absent ranks: 2 3"},

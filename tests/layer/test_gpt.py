@@ -23,8 +23,9 @@ TOLERANCE = 1e-3
 GPT = ["--layers", "4", "--heads", "4", "--width", "32", "--context", "16", "--batch", "8",
        "--steps", str(STEPS), "--eval-every", "50", "--sample", "0"]
 GRIDS = [(2, "--tp 2"), (2, "--tp 2 --sequence-parallel"), (2, "--tp 2 --policy gpt2"),
-         (3, "--tp 3"), (2, "--tp 2 --balance 3,1"), (3, "--balance 1,5,2"), (2, "--dp 2"), (3, "--dp 3 --zero"), (4, "--dp 4 --micro-batches 2"),
-         (2, "--pp 2 --micro-batches 4"), (3, "--pp 3 --stages 1,1,2 --micro-batches 3"),
+         (3, "--tp 3"), (2, "--tp 2 --balance 3,1"), (3, "--balance 1,5,2"), (2, "--dp 2"),
+         (3, "--dp 3 --zero"), (4, "--dp 4 --micro-batches 2"), (2, "--pp 2 --micro-batches 4"),
+         (3, "--pp 3 --stages 1,1,2 --micro-batches 3"),
          (4, "--tp 2 --pp 2 --micro-batches 2 --checkpoint"), (4, "--tp 2 --dp 2 --zero"),
          (4, "--pp 2 --dp 2 --micro-batches 3"),
          (8, "--tp 2 --pp 2 --dp 2 --micro-batches 2 --zero"),
