@@ -283,7 +283,7 @@ def seeds():
         message(0, MISSING, text(" 2 3")) + later(15)
     yield "sealed_without_a_key", zero + comes(1, 1, JOIN, wants_sealed, proof=NONE)
     yield "sealed_share_changed", zero + comes(1, 1, JOIN, wants_sealed, (9, 1))
-    yield "sealed_share_of_zeros", state(1) + bytes_of(0, b"tshd\3\0st" + bytes(32))
+    yield "sealed_share_of_zeros", state(1) + bytes_of(0, b"tshd\4\0st" + bytes(32))
     yield "sealed_verdict", state(3, complete=True, sealed=True) + \
         message(0, VERDICT, error(ERR_LOST, 1, "gone"))
     yield "sealed_message_damaged", sealed + bytes_of(0, b"1" * 40)
