@@ -506,7 +506,7 @@ static void impostor_answers(int listener, const char *greeting, int status) {
 static void test_impostor(void **state) {
     /* the version, then a share: the standard generator of ristretto255 (RFC 9496, A.1) */
     static const char right[41] =
-        "tshd\x03\x00\x73\x74"
+        "tshd\x04\x00\x73\x74"
         "\xe2\xf2\xae\x0a\x6a\xbc\x4e\x71\xa8\x84\xa9\x61\xc5\x00\x51\x5f"
         "\x58\xe3\x0b\x6a\xa5\x82\xdd\x8d\xb6\xa6\x59\x45\xe0\x8d\x2d\x76";
     static const char other[40] = "tshd\x01\x00\x73\x74";
