@@ -12,6 +12,12 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
+#if defined(__SANITIZE_THREAD__)
+enum { EVERY = 3 }; /* of the placements, of which each takes ten times as long */
+#else
+enum { EVERY = 1 };
+#endif
+
 /* hosts[r]: the host of rank r. */
 typedef struct plan {
     const char *hosts, *checksum, *encrypt, *shm; /* "1" or "0" */
@@ -96,7 +102,7 @@ static void test_values(void **state) {
         {"01122", "0", "0", "1"}, {"000111", "1", "0", "0"}, {"0101", "0", "0", "1"},
         {"0110", "0", "0", "1"},  {"01", "0", "0", "1"}};
     (void)state;
-    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i += EVERY) {
         world w;
         run(&plans[i], (int)strlen(plans[i].hosts), values_rank, &w);
         world_free(&w);
