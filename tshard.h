@@ -703,8 +703,8 @@ TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int
                                 tsh_range ranges[TSH_MAX_SEGMENTS]);
 /* The same for rank `rank` of ctx's tp, which may have unequal shares (tsh_desc.shares): rank r
  * owns units [b(r), b(r + 1)) of a segment of n units, where b(r) is n times the shares of the
- * ranks before r, divided by all shares, rounded to nearest. The whole library decides ownership by
- * this function. -1 also if ctx is NULL. */
+ * ranks before r, divided by all shares, rounded to nearest: shares 2 and 1 of 6 heads are 4 and 2.
+ * The whole library decides ownership by this function. -1 also if ctx is NULL. */
 TSH_API int64_t tsh_tp_shard_range(tsh_ctx *ctx, tsh_layout layout, int64_t length, int rank,
                                    tsh_range ranges[TSH_MAX_SEGMENTS]);
 
@@ -3850,8 +3850,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 /* Attributes. TSHI_INLINE: a function that is always inlined, so that the caller's loop over its
  * calls can be vectorised.
  * TSHI_UNROLLED: a long function that is inlined once for each of many values of an argument, so
- * that its loops are unrolled; only where the compiler optimises: else it would take long for
- * nothing.
+ * that its loops are unrolled. Without optimisation it is an ordinary function: copies would gain
+ * nothing, and take long to compile.
  * TSHI_OUTLINE: a function that has many callers and gains nothing from inlining; not inlining it
  * saves compile time.
  * TSHI_COLD: a function that runs once or rarely (models, files, checks, errors); gcc optimises it
@@ -43489,7 +43489,8 @@ static int tshi_load_hashes_read(const tshi_io *io, uint64_t key) {
     return memcmp(end, found, sizeof end) == 0;
 }
 
-/* Writes io->digest for the next load. A file that is cut off is not read: its end is no hash. */
+/* Writes io->digest for the next load. A file that is not written whole is of no use: it does not
+ * end with the hash of what is before. */
 static void tshi_load_hashes_write(const tshi_io *io, uint64_t key) {
     unsigned char end[TSHI_IO_DIGEST];
     const size_t size = tshi_load_hashes_end(io, end);

@@ -5467,8 +5467,8 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
 
 /* Sums of 16-bit floats are to be rounded only once, at their end, so partial sums cannot be sent
  * on in 16 bits, as in a ring. Instead every rank sends its chunk k to rank k, which sums them and,
- * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. Between hosts a sum is
- * sent to one rank of each, which sends it on. The stream to a peer is this rank's data of the
+ * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. Of another host one
+ * rank gets it, and sends it to the others there. The stream to a peer is this rank's data of the
  * peer's chunk, then the sum of this rank's chunk, then the sums that it sends on. In place (recv
  * is send) that works too: the sum of a chunk, which overwrites this rank's data, arrives only
  * after that data was sent. */
@@ -6483,7 +6483,7 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
     }
 }
 
-/* Queues the frame of a ring to a peer (out = 1), or from it. */
+/* Queues the frame that a ring sends to a peer (out = 1), or receives from it (out = 0). */
 static void tshi_uv_plan_lane(tshi_uv_op *op, int peer, int out) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, out);
     (out ? tshi_uv_promise : tshi_uv_expect)(op, peer, tshi_uv_lane_total(op, &lane));

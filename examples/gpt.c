@@ -745,9 +745,9 @@ static int join_world(gpt_job *job) {
  * measuring. Rank 0 keeps them beside the state. */
 static tsh_result decide_shares(gpt_job *job, tsh_comm *comm) {
     gpt_settings *set = &job->set;
-    int32_t found[MAX_RANKS + 1] = {0};
+    int found[MAX_RANKS + 1] = {0}; /* [0]: 1 if there are shares; then they */
+    int *const shares = found + 1;
     char path[STATE_PATH];
-    int *shares = found + 1;
     const int tp = (int)set->tp;
     tsh_result result;
     state_path(path, set->save != NULL ? set->save : "", "shares");

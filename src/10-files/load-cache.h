@@ -135,7 +135,8 @@ static int tshi_load_hashes_read(const tshi_io *io, uint64_t key) {
     return memcmp(end, found, sizeof end) == 0;
 }
 
-/* Writes io->digest for the next load. A file that is cut off is not read: its end is no hash. */
+/* Writes io->digest for the next load. A file that is not written whole is of no use: it does not
+ * end with the hash of what is before. */
 static void tshi_load_hashes_write(const tshi_io *io, uint64_t key) {
     unsigned char end[TSHI_IO_DIGEST];
     const size_t size = tshi_load_hashes_end(io, end);

@@ -98,8 +98,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 /* Attributes. TSHI_INLINE: a function that is always inlined, so that the caller's loop over its
  * calls can be vectorised.
  * TSHI_UNROLLED: a long function that is inlined once for each of many values of an argument, so
- * that its loops are unrolled; only where the compiler optimises: else it would take long for
- * nothing.
+ * that its loops are unrolled. Without optimisation it is an ordinary function: copies would gain
+ * nothing, and take long to compile.
  * TSHI_OUTLINE: a function that has many callers and gains nothing from inlining; not inlining it
  * saves compile time.
  * TSHI_COLD: a function that runs once or rarely (models, files, checks, errors); gcc optimises it

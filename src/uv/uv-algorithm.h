@@ -462,8 +462,8 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
 
 /* Sums of 16-bit floats are to be rounded only once, at their end, so partial sums cannot be sent
  * on in 16 bits, as in a ring. Instead every rank sends its chunk k to rank k, which sums them and,
- * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. Between hosts a sum is
- * sent to one rank of each, which sends it on. The stream to a peer is this rank's data of the
+ * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. Of another host one
+ * rank gets it, and sends it to the others there. The stream to a peer is this rank's data of the
  * peer's chunk, then the sum of this rank's chunk, then the sums that it sends on. In place (recv
  * is send) that works too: the sum of a chunk, which overwrites this rank's data, arrives only
  * after that data was sent. */

@@ -83,7 +83,7 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
     }
 }
 
-/* Queues the frame of a ring to a peer (out = 1), or from it. */
+/* Queues the frame that a ring sends to a peer (out = 1), or receives from it (out = 0). */
 static void tshi_uv_plan_lane(tshi_uv_op *op, int peer, int out) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, out);
     (out ? tshi_uv_promise : tshi_uv_expect)(op, peer, tshi_uv_lane_total(op, &lane));
