@@ -94,6 +94,7 @@
  *     >>coll            kinds of collectives, chunks
  *     >>comm            the public entry points of collectives
  *     >>bucket          gradients on their way between replicas
+ *     >>wire            activations sent in another dtype
  *   src/6-autograd/     recording and backward, layout rules, the ctx
  *     >>inputs          inputs that must be equal on all ranks
  *     >>tape            recording calls
@@ -1092,6 +1093,15 @@ typedef struct tsh_desc {
                           * on every rank: units of sharded dimensions (see tsh_segment) are dealt
                           * in proportion. The array is copied. Files do not depend on it. NULL, or
                           * all the same: torch.chunk's rule */
+    tsh_dtype wire;      /* slow links between the ranks of tp or pp: the dtype, TSH_BF16 or that of
+                          * quantised weights, such as TSH_Q8_0, in which activations and their
+                          * gradients are sent if it has fewer bytes; the same on every rank.
+                          * Applies to tensors of 16384 elements or more in linear layers,
+                          * convolutions, changes of layout and pipelines, which then do not compute
+                          * meanwhile. Sums are of tsh_real, in the order of rule 5 of >>comm-api;
+                          * each rank decodes the same bytes, so that what is replicated stays the
+                          * same. Owned tensors, as parameters are, are sent as they are. 0: all
+                          * tensors are */
 } tsh_desc;
 
 /* Expands to three arguments that say how a program was compiled: the version of tshard.h (1000
@@ -1684,7 +1694,8 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes);
 /* Writes this rank's shard as text, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", into text, which has `size`
- * bytes; cuts off what does not fit. Returns text. Does nothing if text is NULL. */
+ * bytes; cuts off what does not fit. Returns text. Does nothing if text is NULL. Unlike other
+ * functions, works after an error of the ctx, too: for debuggers and error messages. */
 TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* -- matmul, linear, embedding ---------------------------------------------- */
@@ -4251,6 +4262,7 @@ typedef struct tshi_deal {
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
     tshi_deal deal;             /* tsh_desc.shares */
+    tsh_dtype wire;             /* tsh_desc.wire */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
@@ -14234,6 +14246,252 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 }
 
 /* ========================================================================== */
+/* >>wire                                              MARK: - wire (private) */
+/* Activations that are sent to other ranks in another dtype: tsh_desc.wire.  */
+/* Needs: >>kernel >>comm.                                                    */
+/* ========================================================================== */
+
+/* A message has a part for, or from, each rank: its values in the wire's dtype, in blocks of
+ * TSHI_DTYPE_BLOCK elements; zeros fill the last one. Blocks of quantised values are sent as 16-bit
+ * numbers, which no collective changes.
+ *
+ *     reduce-scatter   An all-to-all sends each rank its part. The rank decodes the parts and adds
+ *                      them in the order of rule 5 of >>comm-api.
+ *     all-gather       Each rank decodes the parts of all ranks, its own too.
+ *     all-reduce       A reduce-scatter, then an all-gather of the sums.
+ *
+ * So every rank decodes the same bytes, and what is replicated stays the same on all ranks. */
+
+enum {
+    TSHI_WIRE_LEAST = 16384, /* fewer elements are sent as they are: latency is what they cost */
+    /* Gradients are multiplied by this before they are encoded, and divided by it afterwards: a
+     * scale of a quantised block is an f16, which has no numbers below 6e-8. */
+    TSHI_WIRE_SCALE = 4096
+};
+
+/* The dtype of messages for backends, of which an element has two bytes. */
+static const tsh_dtype tshi_wire_halves = TSH_BF16;
+
+/* What is sent. */
+typedef enum tshi_wire_use {
+    TSHI_WIRE_EXACT,  /* weights and what is read or written: as they are */
+    TSHI_WIRE_VALUES, /* activations */
+    TSHI_WIRE_GRADS   /* gradients of activations */
+} tshi_wire_use;
+
+/* Returns the dtype in which n elements of `dtype` are sent to other ranks. */
+static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
+                                 int64_t n) {
+    const int converts = ctx->wire && use != TSHI_WIRE_EXACT && n >= TSHI_WIRE_LEAST &&
+                         tshi_dtypes[dtype].floating &&
+                         tshi_dtype_bytes(ctx->wire, TSHI_DTYPE_BLOCK) <
+                             tshi_dtype_bytes(dtype, TSHI_DTYPE_BLOCK);
+    return converts ? ctx->wire : dtype;
+}
+
+/* Returns the bytes of a message's part of n elements. */
+static size_t tshi_wire_bytes(const tsh_ctx *ctx, int64_t n) {
+    return tshi_dtype_bytes(ctx->wire, tshi_base_ceil(n, TSHI_DTYPE_BLOCK) * TSHI_DTYPE_BLOCK);
+}
+
+/* A part of a message and the values that it stands for: the argument of the functions that threads
+ * run. */
+typedef struct tshi_wire_part {
+    const tsh_ctx *ctx;
+    tsh_dtype dtype; /* of the values */
+    void *values;
+    int64_t n;     /* number of values */
+    char *message; /* the part; of tshi_wire_sum: one of each rank of tp, in rank order */
+    size_t pitch;  /* bytes from the part of one rank to that of the next */
+    tsh_real scale; /* what is sent is multiplied by this */
+} tshi_wire_part;
+
+/* Runs fn on the rank's threads for the blocks of a part. */
+static void tshi_wire_run(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype, void *values,
+                          int64_t n, char *message, tshi_team_fn fn) {
+    const int64_t blocks = tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
+    tshi_wire_part part = {ctx, dtype, values, n, message, tshi_wire_bytes(ctx, n), 0};
+    part.scale = use == TSHI_WIRE_GRADS ? TSHI_R(TSHI_WIRE_SCALE) : 1;
+    tshi_team_run(ctx, tshi_kernel_parts(ctx, blocks, TSHI_DTYPE_BLOCK), blocks, 1, fn, &part);
+}
+
+/* Runs on one thread: encodes the blocks [from, to) of a part. */
+static void tshi_wire_encode(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_wire_part *part = (const tshi_wire_part *)job;
+    const tshi_dtype *dtype = &tshi_dtypes[part->dtype], *wire = &tshi_dtypes[part->ctx->wire];
+    tsh_real x[TSHI_DTYPE_BLOCK];
+    (void)thread;
+    for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
+        const int64_t n = tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e);
+        memset(x, 0, sizeof x);
+        dtype->load((char *)part->values + tshi_dtype_bytes(part->dtype, e), 1, n, x);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= part->scale;
+        wire->store(part->message + tshi_dtype_bytes(part->ctx->wire, e), 1, TSHI_DTYPE_BLOCK, x);
+    }
+}
+
+/* Writes n elements of a block, which were multiplied by part->scale, to the part's values. */
+static void tshi_wire_put(const tshi_wire_part *part, int64_t e, tsh_real *x) {
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] /= part->scale;
+    tshi_dtypes[part->dtype].store((char *)part->values + tshi_dtype_bytes(part->dtype, e), 1,
+                                   tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e), x);
+}
+
+/* Runs on one thread: decodes the blocks [from, to) of a part. */
+static void tshi_wire_decode(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_wire_part *part = (const tshi_wire_part *)job;
+    const tsh_dtype wire = part->ctx->wire;
+    tsh_real x[TSHI_DTYPE_BLOCK];
+    (void)thread;
+    for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
+        tshi_dtypes[wire].load(part->message + tshi_dtype_bytes(wire, e), 1, TSHI_DTYPE_BLOCK, x);
+        tshi_wire_put(part, e, x);
+    }
+}
+
+/* Runs on one thread: adds up the blocks [from, to) of the parts of all ranks. */
+static void tshi_wire_sum(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_wire_part *part = (const tshi_wire_part *)job;
+    const tsh_comm *tp = &part->ctx->tp;
+    const tsh_dtype wire = part->ctx->wire;
+    tsh_real sum[TSHI_DTYPE_BLOCK], x[TSHI_DTYPE_BLOCK];
+    (void)thread;
+    for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
+        for (int i = 1; i <= tp->size; i++) { /* rank 1 + rank first, this rank last */
+            const char *message = part->message + (size_t)((tp->rank + i) % tp->size) * part->pitch;
+            tshi_dtypes[wire].load(message + tshi_dtype_bytes(wire, e), 1, TSHI_DTYPE_BLOCK, x);
+            for (int k = 0; k < TSHI_DTYPE_BLOCK; k++) sum[k] = i > 1 ? sum[k] + x[k] : x[k];
+        }
+        tshi_wire_put(part, e, sum);
+    }
+}
+
+/* Sends send[r] of the elements `in`, those for the ranks of tp one after the other, to each rank
+ * r, and receives recv[r] elements from it. Returns the received message, in *scratch, which the
+ * caller releases; NULL: an error. */
+static char *tshi_wire_exchange(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
+                                const int64_t *send, const int64_t *recv, const void *in,
+                                tshi_block **scratch, const char *what) {
+    const int ranks = ctx->tp.size;
+    const size_t counted = 2 * (size_t)ranks * sizeof(int64_t);
+    size_t sent = 0, received = 0; /* bytes of the two messages */
+    int64_t *halves;               /* 16-bit numbers to and from each rank */
+    char *out, *at;
+    for (int r = 0; r < ranks; r++) sent += tshi_wire_bytes(ctx, send[r]);
+    for (int r = 0; r < ranks; r++) received += tshi_wire_bytes(ctx, recv[r]);
+    *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + sent + received);
+    if (!*scratch) return NULL;
+    halves = (int64_t *)tshi_mem_data(*scratch);
+    at = out = (char *)(halves + 2 * ranks);
+    for (int r = 0; r < ranks; r++) {
+        halves[r] = (int64_t)(tshi_wire_bytes(ctx, send[r]) / 2);
+        halves[ranks + r] = (int64_t)(tshi_wire_bytes(ctx, recv[r]) / 2);
+        tshi_wire_run(ctx, use, dtype, tshi_kernel_unconst(in), send[r], at, tshi_wire_encode);
+        in = (const char *)in + tshi_dtype_bytes(dtype, send[r]);
+        at += tshi_wire_bytes(ctx, send[r]);
+    }
+    return tshi_error_comm(ctx,
+                           tsh_alltoall(&ctx->tp, out, halves, at, halves + ranks, 1,
+                                        tshi_wire_halves),
+                           what) == TSH_OK
+               ? at
+               : NULL;
+}
+
+/* An all-to-all of elements: see tshi_wire_exchange; `out` has those of rank 0 first. */
+static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
+                                     const int64_t *send, const int64_t *recv, const void *in,
+                                     void *out, const char *what) {
+    tshi_block *scratch;
+    char *message = tshi_wire_exchange(ctx, use, dtype, send, recv, in, &scratch, what);
+    for (int r = 0; message && r < ctx->tp.size; r++) {
+        tshi_wire_run(ctx, use, dtype, out, recv[r], message, tshi_wire_decode);
+        out = (char *)out + tshi_dtype_bytes(dtype, recv[r]);
+        message += tshi_wire_bytes(ctx, recv[r]);
+    }
+    tshi_mem_release(ctx, scratch);
+    return ctx->error.code;
+}
+
+/* A reduce-scatter of the elements `in`, counts[r] of them for rank r of tp. */
+static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
+                                    const int64_t *counts, const void *in, void *out,
+                                    const char *what) {
+    const int ranks = ctx->tp.size;
+    tshi_block *same = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof(int64_t)), *scratch;
+    int64_t *own; /* the elements that each rank sends to this one */
+    char *message;
+    if (!same) return ctx->error.code;
+    own = (int64_t *)tshi_mem_data(same);
+    for (int r = 0; r < ranks; r++) own[r] = counts[ctx->tp.rank];
+    message = tshi_wire_exchange(ctx, use, dtype, counts, own, in, &scratch, what);
+    if (message) tshi_wire_run(ctx, use, dtype, out, own[0], message, tshi_wire_sum);
+    tshi_mem_release(ctx, scratch);
+    tshi_mem_release(ctx, same);
+    return ctx->error.code;
+}
+
+/* An all-gather of counts[r] elements of each rank r of tp; `in` may be this rank's place in
+ * `out`. */
+static tsh_result tshi_wire_gather(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
+                                   const int64_t *counts, const void *in, void *out,
+                                   const char *what) {
+    const int ranks = ctx->tp.size;
+    const size_t counted = (size_t)ranks * sizeof(int64_t);
+    size_t bytes = 0, before = 0; /* of the message; of the parts of lower ranks */
+    tshi_block *scratch;
+    int64_t *halves; /* 16-bit numbers of each rank */
+    char *message;
+    for (int r = 0; r < ranks; r++) {
+        if (r == ctx->tp.rank) before = bytes;
+        bytes += tshi_wire_bytes(ctx, counts[r]);
+    }
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
+    if (!scratch) return ctx->error.code;
+    halves = (int64_t *)tshi_mem_data(scratch);
+    message = (char *)(halves + ranks);
+    for (int r = 0; r < ranks; r++) halves[r] = (int64_t)(tshi_wire_bytes(ctx, counts[r]) / 2);
+    tshi_wire_run(ctx, use, dtype, tshi_kernel_unconst(in), counts[ctx->tp.rank], message + before,
+                  tshi_wire_encode);
+    (void)tshi_error_comm(
+        ctx, tsh_allgather(&ctx->tp, message + before, message, halves, 1, tshi_wire_halves), what);
+    for (int r = 0; ctx->error.code == TSH_OK && r < ranks; r++) {
+        tshi_wire_run(ctx, use, dtype, out, counts[r], message, tshi_wire_decode);
+        out = (char *)out + tshi_dtype_bytes(dtype, counts[r]);
+        message += tshi_wire_bytes(ctx, counts[r]);
+    }
+    tshi_mem_release(ctx, scratch);
+    return ctx->error.code;
+}
+
+/* An all-reduce over tp, in place, of n elements: as they are or, if they are many and summed, in
+ * the wire's dtype. */
+static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop op, void *data,
+                                      int64_t n, tsh_dtype dtype, const char *what) {
+    const int ranks = ctx->tp.size;
+    const int64_t blocks = tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
+    tshi_block *scratch;
+    int64_t *counts, first = 0; /* the elements of each rank; this rank's first one */
+    char *own;                  /* this rank's elements */
+    if (op != TSH_SUM || tshi_wire_dtype(ctx, use, dtype, n) == dtype)
+        return tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, n, dtype, op), what);
+    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof *counts);
+    if (!scratch) return ctx->error.code;
+    counts = (int64_t *)tshi_mem_data(scratch);
+    for (int r = 0; r < ranks; r++) {
+        const int64_t begin = tshi_coll_chunk(blocks, ranks, r) * TSHI_DTYPE_BLOCK;
+        const int64_t end = tshi_coll_chunk(blocks, ranks, r + 1) * TSHI_DTYPE_BLOCK;
+        counts[r] = tshi_base_min(end, n) - tshi_base_min(begin, n);
+        if (r == ctx->tp.rank) first = tshi_base_min(begin, n);
+    }
+    own = (char *)data + tshi_dtype_bytes(dtype, first);
+    if (tshi_wire_scatter(ctx, use, dtype, counts, data, own, what) == TSH_OK)
+        (void)tshi_wire_gather(ctx, use, dtype, counts, own, data, what);
+    tshi_mem_release(ctx, scratch);
+    return ctx->error.code;
+}
+
+/* ========================================================================== */
 /* >>inputs                                          MARK: - inputs (private) */
 /* tsh_check_inputs: what all ranks were given must be the same.              */
 /* Needs: >>tensor-check >>hash >>comm.                                       */
@@ -14494,7 +14752,7 @@ static tsh_real *tshi_tape_saved_reals(const tshi_node *node, int i, int64_t *st
 /* ========================================================================== */
 /* >>tape-grad                                    MARK: - tape-grad (private) */
 /* The two accumulators of a tensor, to which backward adds its gradients.    */
-/* Needs: >>kernel-round >>bucket >>tape.                                     */
+/* Needs: >>kernel-round >>bucket >>wire >>tape.                              */
 /* ========================================================================== */
 
 /* Where a contribution to the gradient of an input goes. */
@@ -14721,12 +14979,17 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
 
 /* Marks the node's gradient of input i as complete. If the input is a leaf, counts one contribution
  * to it (tshi_tape_deliver). If it is another tensor and this was its last partial contribution,
- * starts the all-reduce of its gp, which runs while backward goes on. An op whose backward has more
+ * starts the all-reduce of its gp, which runs while backward goes on (one in the wire's dtype is
+ * complete at once). An op whose backward has more
  * work to do after this gradient calls this function early; tshi_tape_walk calls it for all other
  * inputs. */
 static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
+    const char *what = "tsh_backward: all-reduce of a gradient";
+    void *values; /* the partial gradient: n values, sent as `dtype` */
+    tsh_dtype dtype;
+    int64_t n;
     if (!base || !base->requires_grad || (node->progress.done >> i & 1u)) return;
     node->progress.done |= 1u << i;
     if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
@@ -14737,12 +15000,16 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
     if (!tshi_tape_is_partial(node, i) || --base->partial_contributions > 0) return;
     if (tshi_tape_accepts_partial(base->node) || !base->gp.live || ctx->error.code != TSH_OK)
         return;
-    tshi_kernel_narrow(tshi_mem_data(base->gp.block), tsh_local_numel(base),
-                       tshi_tape_sent_as(base));
-    (void)tshi_error_comm(
-        ctx, tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block), tsh_local_numel(base),
-                                 tshi_tape_sent_as(base), TSH_SUM, &base->req),
-        "tsh_backward: all-reduce of a gradient");
+    values = tshi_mem_data(base->gp.block);
+    n = tsh_local_numel(base);
+    dtype = tshi_tape_sent_as(base);
+    base->req = 0;
+    tshi_kernel_narrow(values, n, dtype);
+    if (tshi_wire_dtype(ctx, TSHI_WIRE_GRADS, dtype, n) == dtype)
+        (void)tshi_error_comm(
+            ctx, tsh_allreduce_start(&ctx->tp, values, n, dtype, TSH_SUM, &base->req), what);
+    else
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_GRADS, TSH_SUM, values, n, dtype, what);
     base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 
@@ -15609,6 +15876,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
     ctx->dtype = desc->dtype != TSH_DTYPE_DEFAULT ? desc->dtype : TSH_REAL;
+    ctx->wire = desc->wire;
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
@@ -15688,6 +15956,11 @@ static TSHI_COLD void tshi_context_log_refusal(const tsh_desc *desc, int version
         desc->logger.log(text, desc->logger.user);
 }
 
+/* Returns 1 if activations can be sent in this dtype. */
+static int tshi_context_sends(tsh_dtype wire) {
+    return tshi_dtype_exists(wire) && (wire == TSH_BF16 || tshi_dtype_in_blocks(wire));
+}
+
 TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t size,
                                             const tsh_desc *desc, tsh_ctx **out) {
     tsh_desc usual = TSHI_ZERO;
@@ -15718,6 +15991,10 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
     if (!tshi_dtype_exists(ctx->dtype) || !tshi_dtype_computes(ctx->dtype))
         (void)tsh_fail(ctx, TSH_ERR_DTYPE, "tsh_open: parameters are %s, bf16 or f16, not dtype %d",
                        tshi_dtype_name(TSH_REAL), (int)ctx->dtype);
+    if (ctx->wire && !tshi_context_sends(ctx->wire))
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE,
+                       "tsh_open: .wire is bf16 or a dtype of quantised weights, not dtype %d",
+                       (int)ctx->wire);
     tshi_profile_open(ctx);
     tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
     return ctx->error.code;
@@ -20633,7 +20910,7 @@ typedef enum tshi_move_kind {
 typedef struct tshi_moving {
     tshi_cut cut;        /* how the sharded one of the two layouts cuts the whole array */
     tshi_block *scratch; /* `counts`, then `ordered` if that is not the whole array; NULL: no
-                          * collective was started */
+                          * collective was started, or one in the wire's dtype failed */
     /* all values; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
     void *ordered;
     void *out; /* where the values go; TSHI_MOVE_LEND: where they are, once they have arrived */
@@ -20647,14 +20924,48 @@ static const char *const tshi_redistribute_kinds[] = {
     "tsh_redistribute: reduce-scatter", "tsh_redistribute: all-gather",
     "tsh_redistribute: all-gather"};
 
-/* Returns how to gather `numel` elements, cut by a layout, that are only read by the op that
- * gathers them. Few of them are copied in less time than it takes to find memory for them. */
-static tshi_move_kind tshi_redistribute_lends(const tsh_comm *tp, const tsh_layout *layout,
-                                              tsh_dtype dtype, int64_t numel) {
-    return tp->ops && tp->ops->lend && layout->segments == 1 &&
-                   numel >= 16384 / (int64_t)tsh_dtype_size(dtype)
+/* Returns how to gather all elements of t that are only read by the op that gathers them. Few of
+ * them are copied in less time than it takes to find memory for them. */
+static tshi_move_kind tshi_redistribute_lends(const tsh_tensor *t, tshi_wire_use use,
+                                              tsh_dtype dtype) {
+    const tsh_comm *tp = &t->ctx->tp;
+    const int64_t n = tsh_numel(t);
+    return tp->ops && tp->ops->lend && t->layout.segments == 1 &&
+                   n >= 16384 / (int64_t)tsh_dtype_size(dtype) &&
+                   tshi_wire_dtype(t->ctx, use, dtype, n) == dtype
                ? TSHI_MOVE_LEND
                : TSHI_MOVE_GATHER;
+}
+
+/* Returns how values that are made of x are sent: those of parameters and of other owned tensors as
+ * they are. */
+static tshi_wire_use tshi_redistribute_use(const tsh_tensor *x, tshi_wire_use use) {
+    return x->base->flags & TSHI_OWNED ? TSHI_WIRE_EXACT : use;
+}
+
+/* Does what tshi_redistribute_start starts, in the wire's dtype; it is complete on return. */
+static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, tshi_wire_use use,
+                                    tsh_dtype dtype, const void *in) {
+    tsh_ctx *ctx = form->ctx;
+    const tshi_cut *cut = &move->cut;
+    const char *what = tshi_redistribute_kinds[move->kind];
+    const size_t counted = (size_t)cut->deal->ranks * sizeof(int64_t);
+    int64_t *counts; /* number of elements of each rank */
+    char *shards;    /* the elements of all ranks, in rank order */
+    move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                   counted + (size_t)tsh_numel(form) * cut->width);
+    if (!move->scratch) return;
+    counts = (int64_t *)tshi_mem_data(move->scratch);
+    shards = (char *)(counts + cut->deal->ranks);
+    for (int r = 0; r < cut->deal->ranks; r++)
+        counts[r] = tshi_redistribute_held(cut, r) * cut->outer;
+    if (move->kind == TSHI_MOVE_SCATTER) {
+        tshi_redistribute_order(cut, tshi_kernel_unconst(in), shards, 0, 1);
+        (void)tshi_wire_scatter(ctx, use, dtype, counts, shards, move->out, what);
+    } else if (tshi_wire_gather(ctx, use, dtype, counts, in, shards, what) == TSH_OK) {
+        tshi_redistribute_order(cut, move->out, shards, 0, 0);
+    }
+    move->arrived = 1;
 }
 
 /* Starts to change a layout from sharded to replicated by an all-gather, or from a partial sum to
@@ -20664,8 +20975,9 @@ static tshi_move_kind tshi_redistribute_lends(const tsh_comm *tp, const tsh_layo
  * NULL, and the values may be read at move->out from tshi_redistribute_arrive until
  * tshi_redistribute_finish. */
 static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
-                                    const tsh_layout *layout, tshi_move_kind kind, tsh_dtype dtype,
-                                    const void *in, void *out) {
+                                    const tsh_layout *layout, tshi_move_kind kind,
+                                    tshi_wire_use use, tsh_dtype dtype, const void *in,
+                                    void *out) {
     tsh_ctx *ctx = form->ctx;
     const int gather = kind != TSHI_MOVE_SCATTER;
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
@@ -20679,6 +20991,11 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     move->kind = kind;
     move->arrived = 0;
     move->req = 0;
+    move->scratch = NULL;
+    if (kind != TSHI_MOVE_LEND && tshi_wire_dtype(ctx, use, dtype, tsh_numel(form)) != dtype) {
+        tshi_redistribute_wired(move, form, use, dtype, in);
+        return;
+    }
     move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
     if (!move->scratch) return;
     counts = (int64_t *)tshi_mem_data(move->scratch);
@@ -20725,10 +21042,10 @@ static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
 
 /* Starts such a change and waits for it. */
 static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layout *layout,
-                                         tshi_move_kind kind, tsh_dtype dtype, const void *in,
-                                         void *out) {
+                                         tshi_move_kind kind, tshi_wire_use use, tsh_dtype dtype,
+                                         const void *in, void *out) {
     tshi_moving move;
-    tshi_redistribute_start(&move, form, layout, kind, dtype, in, out);
+    tshi_redistribute_start(&move, form, layout, kind, use, dtype, in, out);
     return tshi_redistribute_finish(form->ctx, &move);
 }
 
@@ -20737,12 +21054,14 @@ static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layou
  * has the global shape. */
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
-                                         tsh_dtype dtype, const void *in, void *out) {
+                                         tshi_wire_use use, tsh_dtype dtype, const void *in,
+                                         void *out) {
     const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* how `in` is cut */
     const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* how `out` is joined */
     const size_t counted = (size_t)cut.deal->ranks * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
+    const char *what = "tsh_redistribute: all-to-all";
     int64_t *send, *recv;  /* number of elements sent to, and received from, each rank */
     char *sent, *received; /* data to and from all ranks, in rank order */
     int r;
@@ -20754,19 +21073,22 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     for (r = 0; r < cut.deal->ranks; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
     for (r = 0; r < cut.deal->ranks; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
     tshi_redistribute_order(&cut, tshi_kernel_unconst(in), sent, 0, 1);
-    (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
-                          "tsh_redistribute: all-to-all");
+    if (tshi_wire_dtype(ctx, use, dtype, tsh_numel(form)) == dtype)
+        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
+                              what);
+    else
+        (void)tshi_wire_alltoall(ctx, use, dtype, send, recv, sent, received, what);
     tshi_redistribute_order(&join, out, received, 0, 0);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
 /* Changes the layout of dense local values: `in` has the layout `from`, `out` gets the layout `to`.
- * form has the global shape. Calls one collective over tp, or none if each rank already has all the
- * values that it needs. */
+ * form has the global shape. Calls one collective over tp, or those of >>wire, or none if each rank
+ * already has all the values that it needs. */
 static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
-                                         const tsh_layout *to, tsh_dtype dtype, const void *in,
-                                         void *out) {
+                                         const tsh_layout *to, tshi_wire_use use, tsh_dtype dtype,
+                                         const void *in, void *out) {
     tsh_ctx *ctx = form->ctx;
     const tsh_layout whole = tsh_replicated();
     const size_t width = tsh_dtype_size(dtype), bytes = (size_t)tsh_numel(form) * width;
@@ -20776,23 +21098,25 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         /* Both are sharded along one dimension, but cut differently: gathers, then slices. */
         tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
         void *values = scratch ? tshi_mem_data(scratch) : NULL;
-        if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
-            (void)tshi_redistribute_move(form, &whole, to, dtype, values, out);
+        if (values && tshi_redistribute_move(form, from, &whole, use, dtype, in, values) == TSH_OK)
+            (void)tshi_redistribute_move(form, &whole, to, use, dtype, values, out);
         tshi_mem_release(ctx, scratch);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out); /* S(i) to S(j) */
+        return tshi_redistribute_swap(ctx, form, from, to, use, dtype, in, out); /* S(i), S(j) */
     } else if (from->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(form, from, TSHI_MOVE_GATHER, dtype, in, out); /* S to R */
+        return tshi_redistribute_rows(form, from, TSHI_MOVE_GATHER, use, dtype, in,
+                                      out); /* S to R */
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(form, to, TSHI_MOVE_SCATTER, dtype, in, out); /* P to S */
+        return tshi_redistribute_rows(form, to, TSHI_MOVE_SCATTER, use, dtype, in,
+                                      out); /* P to S */
     } else if (to->kind == TSH_SHARDED) {
         const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype); /* R to S */
         tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
                                 tshi_redistribute_held(&cut, ctx->tp.rank), 1);
     } else if (from->kind == TSH_PARTIAL) {
         memcpy(out, in, bytes); /* P to R */
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
-                              "tsh_redistribute: all-reduce");
+        (void)tshi_wire_allreduce(ctx, use, TSH_SUM, out, tsh_numel(form), dtype,
+                                  "tsh_redistribute: all-reduce");
     } else if (ctx->tp.rank) {
         memset(out, 0, bytes); /* R to P: zero on all ranks but rank 0 */
     } else {
@@ -20815,8 +21139,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_op_dense_dest(x, &dest, &scratch);
     if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
-    if (dx && tshi_redistribute_move(form, from, to, dtype, sent ? tshi_mem_data(sent) : g, dx) ==
-                  TSH_OK) {
+    if (dx && tshi_redistribute_move(form, from, to, tshi_redistribute_use(x, TSHI_WIRE_GRADS),
+                                     dtype, sent ? tshi_mem_data(sent) : g, dx) == TSH_OK) {
         tshi_kernel_widen(dx, tsh_local_numel(x), dtype);
         tshi_op_accumulate(x, &dest, scratch);
     } else {
@@ -20850,7 +21174,8 @@ static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_
     if (!back->sent || ctx->error.code != TSH_OK || !tshi_tape_dest(node, 0, &back->dest)) return;
     back->dx = tshi_op_dense_dest(x, &back->dest, &back->scratch);
     if (back->dx)
-        tshi_redistribute_start(&back->move, x, &x->layout, TSHI_MOVE_SCATTER, back->dtype,
+        tshi_redistribute_start(&back->move, x, &x->layout, TSHI_MOVE_SCATTER,
+                                tshi_redistribute_use(x, TSHI_WIRE_GRADS), back->dtype,
                                 tshi_mem_data(back->sent), back->dx);
 }
 
@@ -20901,7 +21226,8 @@ static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const
     void *values = out ? tshi_kernel_packed(x, &scratch) : NULL; /* x's values, dense */
     tsh_result result;
     if (!values) return NULL;
-    result = tshi_redistribute_move(out, from, layout, x->dtype, values, tshi_tensor_at(out));
+    result = tshi_redistribute_move(out, from, layout, tshi_redistribute_use(x, TSHI_WIRE_VALUES),
+                                    x->dtype, values, tshi_tensor_at(out));
     tshi_mem_release(x->ctx, scratch);
     if (result != TSH_OK) return NULL;
     tshi_op_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
@@ -21085,10 +21411,9 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
     if (!scratch) return;
     memcpy(tshi_mem_data(scratch), g, bytes); /* the all-reduce must not change out's gradient */
     tshi_kernel_narrow(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
-    (void)tshi_error_comm(out->ctx,
-                          tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch),
-                                        tsh_local_numel(out), dtype, op),
-                          "tsh_tp_copy: all-reduce of the gradient");
+    (void)tshi_wire_allreduce(
+        out->ctx, tshi_redistribute_use(node->in[0], TSHI_WIRE_GRADS), op, tshi_mem_data(scratch),
+        tsh_local_numel(out), dtype, "tsh_tp_copy: all-reduce of the gradient");
     tshi_kernel_widen(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
@@ -21123,9 +21448,9 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
     tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0); /* out = x, dense */
-    if (tshi_error_comm(
-            ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_numel(out), out->dtype, op),
-            "tsh_tp_reduce: all-reduce") != TSH_OK)
+    if (tshi_wire_allreduce(ctx, tshi_redistribute_use(x, TSHI_WIRE_VALUES), op,
+                            tshi_tensor_at(out), tsh_numel(out), out->dtype,
+                            "tsh_tp_reduce: all-reduce") != TSH_OK)
         return NULL;
     (void)tshi_tape_record(&tshi_redistribute_reduce_op, out, &x, 1, TSHI_NONE, 0);
     return out;
@@ -21213,7 +21538,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
     }
     if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
     tshi_comm_set_caller(ctx, TSHI_CALLER_READ);
-    (void)tshi_redistribute_move(t, &t->layout, &whole, t->dtype, values, out);
+    (void)tshi_redistribute_move(t, &t->layout, &whole, TSHI_WIRE_EXACT, t->dtype, values, out);
     tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
@@ -21241,24 +21566,24 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                              (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!scratch) return ctx->error.code;
-    (void)tshi_redistribute_move(t, &whole, &t->layout, t->dtype, in, tshi_mem_data(scratch));
+    (void)tshi_redistribute_move(t, &whole, &t->layout, TSHI_WIRE_EXACT, t->dtype, in,
+                                 tshi_mem_data(scratch));
     tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1); /* copy the slice to t */
     tshi_tensor_forget_exact(t->base);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
-TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
+/* Does what tsh_to_string does, in a ctx without an error. */
+static void tshi_values_text(tsh_tensor *t, char *text, size_t size) {
     char form[TSHI_TEXT_SIZE]; /* t's shape and layout as text */
     tshi_block *scratch;
     const void *values;
     int64_t e, n = tsh_local_numel(t); /* e: index of an element */
     int d;
-    if (!size || !text) return text;
-    text[0] = '\0';
     if (!tshi_tensor_check("tsh_to_string", "t", &t, 1) ||
         !(values = tshi_kernel_packed(t, &scratch)))
-        return text;
+        return;
     tsh_text_add(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
         int64_t run = 1; /* number of elements in a row, then in a matrix, ... */
@@ -21268,6 +21593,17 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_release(t->ctx, scratch);
+}
+
+TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
+    tsh_ctx *ctx = t ? t->ctx : NULL;
+    tsh_error before; /* the error of the ctx: a debugger shows tensors after it, too */
+    if (!size || !text) return text;
+    text[0] = '\0';
+    if (ctx) before = ctx->error;
+    if (ctx) ctx->error.code = TSH_OK;
+    tshi_values_text(t, text, size);
+    if (ctx && before.code != TSH_OK) ctx->error = before;
     return text;
 }
 
@@ -22451,8 +22787,9 @@ typedef struct tshi_gathering {
  * (*rows, features): in place or, if gather is 1, the matrix of all ranks' rows, whose all-gather
  * is started here: it has its values after tshi_linear_arrive. The caller calls
  * tshi_linear_release. The gradient of a step tensor of bf16 is gathered in bf16. */
-static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
-                                    int64_t *rows, tshi_gathering *all) {
+static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype,
+                                    tshi_wire_use use, int gather, int64_t *rows,
+                                    tshi_gathering *all) {
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
     tshi_move_kind kind = TSHI_MOVE_GATHER;
@@ -22464,7 +22801,7 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
                                         dtype);
         if (all->sent) values = tshi_mem_data(all->sent);
     }
-    if (gather) kind = tshi_redistribute_lends(&t->ctx->tp, &t->layout, dtype, tsh_numel(t));
+    if (gather) kind = tshi_redistribute_lends(t, use, dtype);
     if (gather && kind == TSHI_MOVE_GATHER) {
         all->whole = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)));
         gather = all->whole != NULL;
@@ -22474,7 +22811,7 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
         return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
     }
     *rows = tshi_tensor_product(t->dim, t->ndim - 1);
-    tshi_redistribute_start(&all->move, t, &t->layout, kind, dtype, values,
+    tshi_redistribute_start(&all->move, t, &t->layout, kind, use, dtype, values,
                             all->whole ? tshi_mem_data(all->whole) : NULL);
     return tshi_gemm_matrix_of(NULL, dtype, t->dim[last], 1);
 }
@@ -22546,9 +22883,10 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
-    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &all_y);
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, TSHI_WIRE_GRADS, how->scatter, &rows,
+                                      &all_y);
     tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
-                                      saved && how->regather, &rows_x, &all_x);
+                                      TSHI_WIRE_VALUES, saved && how->regather, &rows_x, &all_x);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
     tshi_linear_arrive(ctx, &all_y, &dy);
@@ -22603,7 +22941,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
     tshi_block *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
-    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &all);
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, TSHI_WIRE_VALUES, how->regather, &rows,
+                          &all);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter)
         partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
@@ -22623,12 +22962,11 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
     if (ctx->error.code == TSH_OK && how->reduce)
-        (void)tshi_error_comm(
-            ctx, tsh_allreduce(&ctx->tp, my.data, rows * outs, out->dtype, TSH_SUM),
-            "tsh_linear: all-reduce of a row-parallel output");
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_VALUES, TSH_SUM, my.data, rows * outs, out->dtype,
+                                  "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && how->scatter)
-        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER, out->dtype,
-                                my.data, tshi_tensor_at(out));
+        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER, TSHI_WIRE_VALUES,
+                                out->dtype, my.data, tshi_tensor_at(out));
     (void)tshi_redistribute_arrive(ctx, &scattered);
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
@@ -24419,10 +24757,9 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
         tshi_conv_output(ctx, c, x, w, c->reduce ? NULL : b, y);
     if (y) tshi_kernel_output_done(out, scratch[3]);
     if (ctx->error.code == TSH_OK && c->reduce)
-        (void)tshi_error_comm(
-            ctx,
-            tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_local_numel(out), out->dtype, TSH_SUM),
-            "all-reduce of a row-parallel convolution");
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_VALUES, TSH_SUM, tshi_tensor_at(out),
+                                  tsh_local_numel(out), out->dtype,
+                                  "all-reduce of a row-parallel convolution");
     if (ctx->error.code == TSH_OK && c->reduce && b) {
         tshi_loop loop;
         tshi_kernel_space(&loop, out);
@@ -32367,10 +32704,10 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     tshi_dest dest; /* the part of *to[i] that belongs to y, which may be a view */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
-                                            tsh_local_numel(out), TSH_REAL, TSH_SUM),
-                              "tsh_backward: all-reduce of the gradient of a checkpoint's output");
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_GRADS, TSH_SUM, tshi_mem_data(out->gp.block),
+                                  tsh_local_numel(out), TSH_REAL,
+                                  "tsh_backward: all-reduce of the gradient of a checkpoint's "
+                                  "output");
     for (int i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
         if (from[i]->live && tshi_tape_dest_in(y, to[i], &dest))
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),
@@ -32513,8 +32850,8 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
  * differ, the ranks all-gather line after line until they reach one that differs
  * (tshi_module_find_diff). */
 
-/* One line of the description of a model. Line 0 is the seed and tsh_desc.shares, each further line
- * one module, in pre-order. */
+/* One line of the description of a model. Line 0 is the seed, tsh_desc.wire and .shares, each
+ * further line one module, in pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* e.g. "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* tsh_module.number; compared in binary: its text depends on the locale */
@@ -32548,10 +32885,12 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* Writes what is the same for all modules: the seed, and tsh_desc.shares. */
+/* Writes what is the same for all modules: the seed, tsh_desc.wire and tsh_desc.shares. */
 static void tshi_module_describe_all(const tsh_ctx *ctx, tshi_line *line) {
     const int64_t *before = ctx->deal.before;
     tsh_text_add(line->text, sizeof line->text, "the seed %llu", (unsigned long long)ctx->seed);
+    if (ctx->wire)
+        tsh_text_add(line->text, sizeof line->text, ", the wire %s", tshi_dtype_name(ctx->wire));
     if (before) /* for more ranks than the text has room for */
         line->number = (double)(tshi_rng_hash(0, before,
                                               ((size_t)ctx->deal.ranks + 1) * sizeof *before) >>
@@ -32836,7 +33175,7 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
                                      tshi_block *block) {
     tshi_block *to = tshi_mem_alloc(t->ctx, block->kind,
                                     tshi_dtype_bytes(dtype, tsh_local_numel(t)));
-    if (!to || tshi_redistribute_move(before, &before->layout, &t->layout, dtype,
+    if (!to || tshi_redistribute_move(before, &before->layout, &t->layout, TSHI_WIRE_EXACT, dtype,
                                       tshi_mem_data(block), tshi_mem_data(to)) == TSH_OK)
         return to;
     tshi_mem_release(t->ctx, to);
@@ -37048,7 +37387,8 @@ static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_oper
     if (t->flags & TSHI_CHUNKED &&
         tshi_optim_gather_chunks(t, shard, TSH_REAL, "tsh_optim_step: a whole parameter") != TSH_OK)
         return t->ctx->error.code;
-    return tshi_redistribute_move(t, &t->layout, &replicated, TSH_REAL, shard, whole);
+    return tshi_redistribute_move(t, &t->layout, &replicated, TSHI_WIRE_EXACT, TSH_REAL, shard,
+                                  whole);
 }
 
 /* Stores this rank's elements of `whole`, a global tensor, in operand i, which may be rounded at
@@ -37066,7 +37406,8 @@ static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, 
         params.rounds = params.random;
         params.stream = tshi_rng_hash(params.noise.stream, &i, sizeof i);
     }
-    if (tshi_redistribute_move(t, &replicated, &t->layout, TSH_REAL, whole, shard) != TSH_OK)
+    if (tshi_redistribute_move(t, &replicated, &t->layout, TSHI_WIRE_EXACT, TSH_REAL, whole,
+                               shard) != TSH_OK)
         return;
     part[TSHI_OPTIM_GRAD] = tshi_kernel_operand(shard + tshi_optim_first(t), 1, TSH_REAL);
     tshi_optim_run(t, tshi_optim_assign[t->ctx->isa], part, &params);
@@ -39179,6 +39520,41 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
                            "tsh_pipeline: receive");
 }
 
+/* Sends n elements to stage `to`, as tshi_pipeline_send does, or in the wire's dtype. */
+static void tshi_pipeline_send_values(tsh_pipeline *p, int to, tshi_wire_use use, tshi_block *block,
+                                      void *data, int64_t n, tsh_dtype dtype) {
+    const int wired = block && tshi_wire_dtype(p->ctx, use, dtype, n) != dtype;
+    const size_t bytes = wired ? tshi_wire_bytes(p->ctx, n) : 0;
+    if (wired) {
+        tshi_block *message = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, bytes);
+        if (message)
+            tshi_wire_run(p->ctx, use, dtype, data, n, (char *)tshi_mem_data(message),
+                          tshi_wire_encode);
+        tshi_mem_release(p->ctx, block);
+        block = message;
+        data = message ? tshi_mem_data(message) : NULL;
+        n = (int64_t)(bytes / 2);
+        dtype = tshi_wire_halves;
+    }
+    tshi_pipeline_send(p, to, block, data, n, dtype);
+}
+
+/* Receives what tshi_pipeline_send_values has sent. */
+static tsh_result tshi_pipeline_receive_values(tsh_pipeline *p, int from, tshi_wire_use use,
+                                               void *data, int64_t n, tsh_dtype dtype) {
+    const int wired = tshi_wire_dtype(p->ctx, use, dtype, n) != dtype;
+    const size_t bytes = wired ? tshi_wire_bytes(p->ctx, n) : 0;
+    tshi_block *message;
+    if (!wired) return tshi_pipeline_receive(p, from, data, n, dtype);
+    message = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, bytes);
+    if (message && tshi_pipeline_receive(p, from, tshi_mem_data(message), (int64_t)(bytes / 2),
+                                         tshi_wire_halves) == TSH_OK)
+        tshi_wire_run(p->ctx, use, dtype, data, n, (char *)tshi_mem_data(message),
+                      tshi_wire_decode);
+    tshi_mem_release(p->ctx, message);
+    return p->ctx->error.code;
+}
+
 /* -- tensors and gradients from stage to stage -------------------------------- */
 
 /* Sends y to the next stage: its description, then this rank's shard. more: whether another tensor
@@ -39199,7 +39575,8 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y, int more) 
         packed = y->block;
         packed->refs++;
     }
-    tshi_pipeline_send(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
+    tshi_pipeline_send_values(p, p->stage + 1, TSHI_WIRE_VALUES, packed, data, tsh_local_numel(y),
+                              y->dtype);
 }
 
 /* Sends the gradient of the micro-batch's input to the previous stage, from which the input came.
@@ -39212,7 +39589,9 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
         block = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
-    if (block) tshi_pipeline_send(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
+    if (block)
+        tshi_pipeline_send_values(p, p->stage - 1, TSHI_WIRE_GRADS, block, tshi_mem_data(block), n,
+                                  TSH_REAL);
     micro->input = NULL; /* no gradient has to be sent any more */
 }
 
@@ -39243,8 +39622,8 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     layout.segments = (int)head.segments;
     memcpy(layout.segment, head.segment, sizeof head.segment);
     x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head.dtype, &shape, &layout);
-    if (!x || tshi_pipeline_receive(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
-                                    x->dtype) != TSH_OK)
+    if (!x || tshi_pipeline_receive_values(p, p->stage - 1, TSHI_WIRE_VALUES, tshi_tensor_at(x),
+                                           tsh_local_numel(x), x->dtype) != TSH_OK)
         return NULL;
     if (!micro || !head.requires_grad) return x; /* no gradient to send back */
     node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);
@@ -39374,7 +39753,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     if (p->stage == p->last)
         grad[0] = TSHI_R(p->desc.weight ? 1.0 : 1.0 / p->desc.micro_batches);
     else
-        (void)tshi_pipeline_receive(p, p->stage + 1, grad, n, TSH_REAL);
+        (void)tshi_pipeline_receive_values(p, p->stage + 1, TSHI_WIRE_GRADS, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
     if (ctx->error.code == TSH_OK && tshi_tape_dest_in(y, &y->base->gr, &dest))
         tshi_tape_accumulate(y, &dest, grad, stride);

@@ -281,7 +281,7 @@ static void make_optimiser(gpt_trainer *t) {
 static void make_outer(gpt_trainer *t) {
     const gpt_settings *set = t->set;
     const tsh_outer_desc desc = {.every = set->outer,
-                                 .wire = outer_wire(set),
+                                 .wire = wire_dtype(set->outer_wire),
                                  .fragments = (int)set->outer_fragments,
                                  .delay = set->outer_delay};
     if (set->outer > 0) t->outer = tsh_outer_new(t->gpt, t->optim, &desc);
@@ -783,6 +783,7 @@ static int run_ranks(gpt_job *job) {
                      .seed = (uint64_t)set->seed,
                      .threads = (int)set->threads,
                      .dtype = dtype_of(set),
+                     .wire = wire_dtype(set->wire),
                      .logger = {say, job},
                      .comm = job->comm};
 #ifdef GPT_BLIS

@@ -38,6 +38,7 @@ typedef struct gpt_settings {
     int64_t outer, outer_fragments, outer_delay; /* of tsh_outer_desc; outer 0: replicas exchange
                                                   * gradients in every step */
     const char *outer_wire; /* NULL: f32 */
+    const char *wire;       /* of activations; NULL: as they are */
     int zero, pure; /* pure: nothing but bf16 is kept; no flag sets it */
     const char *stages;    /* layers of each stage, "2,3"; NULL: equally many */
     int counts[MAX_RANKS]; /* what stages says */
@@ -82,7 +83,7 @@ TSH_PRINTF(1, 2) static int refuse(const char *format, ...) {
 
 /* == flags ================================================================= */
 
-enum { FLAGS = 40 };
+enum { FLAGS = 41 };
 
 /* A flag sets what one of its pointers points to. */
 typedef struct gpt_flag {
@@ -109,14 +110,14 @@ static void make_flags(gpt_flag flags[FLAGS], gpt_settings *s, int *help) {
          .whole = &s->ranks, .high = MAX_RANKS},
         {"tp", "ranks that share the layers of one copy of the model; 0: what pp and dp leave",
          .whole = &s->tp, .high = MAX_RANKS},
-        {"pp", "stages of a pipeline, which have some of the layers each", .whole = &s->pp,
-         .low = 1, .high = MAX_RANKS},
+        {"pp", "stages of a pipeline of layers", .whole = &s->pp, .low = 1, .high = MAX_RANKS},
         {"dp", "copies of the model, which share the texts of a batch; 0: what tp and pp leave",
          .whole = &s->dp, .high = MAX_RANKS},
         {"zero", "cut the optimiser's moments over these copies", .on = &s->zero},
         {"outer", "steps that each copy takes by itself before copies meet (DiLoCo); 0: none",
          .whole = &s->outer, .high = 1e9},
         {"outer-wire", "what copies then send: f32, bf16, q8_0, q4_0", .string = &s->outer_wire},
+        {"wire", "of activations between ranks: bf16, q8_0, q4_0; else exact", .string = &s->wire},
         {"outer-fragments", "parts of the model, which meet in turn", .whole = &s->outer_fragments,
          .low = 1, .high = 32},
         {"outer-delay", "steps that go on meanwhile", .whole = &s->outer_delay, .high = 1e9},
@@ -296,17 +297,21 @@ static void choose_ranks(gpt_settings *s, int cores, int64_t others) {
     if (s->threads == 0) s->threads = s->chosen ? best.threads : 1;
 }
 
-/* The dtype that --outer-wire names; TSH_DTYPE_DEFAULT where it names none. */
-static tsh_dtype outer_wire(const gpt_settings *s) {
+/* The dtype that --wire or --outer-wire names; TSH_DTYPE_DEFAULT where it names none, or is not
+ * given. */
+static tsh_dtype wire_dtype(const char *name) {
     static const char *const names[] = {"f32", "bf16", "q8_0", "q4_0"};
     static const tsh_dtype dtypes[] = {TSH_F32, TSH_BF16, TSH_Q8_0, TSH_Q4_0};
-    for (int i = 0; i < 4; i++)
-        if (s->outer_wire == NULL || strcmp(s->outer_wire, names[i]) == 0) return dtypes[i];
+    for (int i = 0; i < 4 && name != NULL; i++)
+        if (strcmp(name, names[i]) == 0) return dtypes[i];
     return TSH_DTYPE_DEFAULT;
 }
 
 static int check_outer(const gpt_settings *s) {
-    if (outer_wire(s) == TSH_DTYPE_DEFAULT)
+    const tsh_dtype wire = wire_dtype(s->wire);
+    if (s->wire != NULL && (wire == TSH_DTYPE_DEFAULT || wire == TSH_F32))
+        return refuse("--wire is bf16, q8_0 or q4_0, not '%s'", s->wire);
+    if (s->outer_wire != NULL && wire_dtype(s->outer_wire) == TSH_DTYPE_DEFAULT)
         return refuse("--outer-wire is f32, bf16, q8_0 or q4_0, not '%s'", s->outer_wire);
     if (s->outer > 0 && s->zero)
         return refuse("--outer gives each copy moments of its own, which --zero would cut; leave "

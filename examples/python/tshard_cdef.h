@@ -238,6 +238,7 @@ typedef struct tsh_desc {
     int no_overlap;
     tsh_dtype dtype;
     const int *shares;
+    tsh_dtype wire;
 } tsh_desc;
 extern tsh_result tsh_open(const tsh_desc *desc, tsh_ctx **out);
 extern tsh_result tsh_open_built(int version, size_t real, size_t size, const tsh_desc *desc,

@@ -128,6 +128,15 @@ typedef struct tsh_desc {
                           * on every rank: units of sharded dimensions (see tsh_segment) are dealt
                           * in proportion. The array is copied. Files do not depend on it. NULL, or
                           * all the same: torch.chunk's rule */
+    tsh_dtype wire;      /* slow links between the ranks of tp or pp: the dtype, TSH_BF16 or that of
+                          * quantised weights, such as TSH_Q8_0, in which activations and their
+                          * gradients are sent if it has fewer bytes; the same on every rank.
+                          * Applies to tensors of 16384 elements or more in linear layers,
+                          * convolutions, changes of layout and pipelines, which then do not compute
+                          * meanwhile. Sums are of tsh_real, in the order of rule 5 of >>comm-api;
+                          * each rank decodes the same bytes, so that what is replicated stays the
+                          * same. Owned tensors, as parameters are, are sent as they are. 0: all
+                          * tensors are */
 } tsh_desc;
 
 /* Expands to three arguments that say how a program was compiled: the version of tshard.h (1000

@@ -269,7 +269,8 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
 TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, const void *in,
                              size_t bytes);
 /* Writes this rank's shard as text, "f32 (2, 3) S(1): 1 2 3 / 4 5 6", into text, which has `size`
- * bytes; cuts off what does not fit. Returns text. Does nothing if text is NULL. */
+ * bytes; cuts off what does not fit. Returns text. Does nothing if text is NULL. Unlike other
+ * functions, works after an error of the ctx, too: for debuggers and error messages. */
 TSH_API char *tsh_to_string(tsh_tensor *t, char *text, size_t size);
 
 /* -- matmul, linear, embedding ---------------------------------------------- */

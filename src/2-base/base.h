@@ -499,6 +499,7 @@ typedef struct tshi_deal {
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
     tshi_deal deal;             /* tsh_desc.shares */
+    tsh_dtype wire;             /* tsh_desc.wire */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */

@@ -104,6 +104,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
     ctx->dtype = desc->dtype != TSH_DTYPE_DEFAULT ? desc->dtype : TSH_REAL;
+    ctx->wire = desc->wire;
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
@@ -183,6 +184,11 @@ static TSHI_COLD void tshi_context_log_refusal(const tsh_desc *desc, int version
         desc->logger.log(text, desc->logger.user);
 }
 
+/* Returns 1 if activations can be sent in this dtype. */
+static int tshi_context_sends(tsh_dtype wire) {
+    return tshi_dtype_exists(wire) && (wire == TSH_BF16 || tshi_dtype_in_blocks(wire));
+}
+
 TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t size,
                                             const tsh_desc *desc, tsh_ctx **out) {
     tsh_desc usual = TSHI_ZERO;
@@ -213,6 +219,10 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
     if (!tshi_dtype_exists(ctx->dtype) || !tshi_dtype_computes(ctx->dtype))
         (void)tsh_fail(ctx, TSH_ERR_DTYPE, "tsh_open: parameters are %s, bf16 or f16, not dtype %d",
                        tshi_dtype_name(TSH_REAL), (int)ctx->dtype);
+    if (ctx->wire && !tshi_context_sends(ctx->wire))
+        (void)tsh_fail(ctx, TSH_ERR_DTYPE,
+                       "tsh_open: .wire is bf16 or a dtype of quantised weights, not dtype %d",
+                       (int)ctx->wire);
     tshi_profile_open(ctx);
     tshi_error_report(ctx); /* other ranks learn of an error in tsh_open */
     return ctx->error.code;

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>tape-grad                                    MARK: - tape-grad (private) */
 /* The two accumulators of a tensor, to which backward adds its gradients.    */
-/* Needs: >>kernel-round >>bucket >>tape.                                     */
+/* Needs: >>kernel-round >>bucket >>wire >>tape.                              */
 /* ========================================================================== */
 
 /* Where a contribution to the gradient of an input goes. */
@@ -228,12 +228,17 @@ static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
 
 /* Marks the node's gradient of input i as complete. If the input is a leaf, counts one contribution
  * to it (tshi_tape_deliver). If it is another tensor and this was its last partial contribution,
- * starts the all-reduce of its gp, which runs while backward goes on. An op whose backward has more
+ * starts the all-reduce of its gp, which runs while backward goes on (one in the wire's dtype is
+ * complete at once). An op whose backward has more
  * work to do after this gradient calls this function early; tshi_tape_walk calls it for all other
  * inputs. */
 static void tshi_tape_input_done(tshi_node *node, int i) {
     tsh_tensor *base = node->in[i] ? node->in[i]->base : NULL;
     tsh_ctx *ctx = node->out->ctx;
+    const char *what = "tsh_backward: all-reduce of a gradient";
+    void *values; /* the partial gradient: n values, sent as `dtype` */
+    tsh_dtype dtype;
+    int64_t n;
     if (!base || !base->requires_grad || (node->progress.done >> i & 1u)) return;
     node->progress.done |= 1u << i;
     if (ctx->anomalies && !tshi_tape_check_input(node, i)) return;
@@ -244,12 +249,16 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
     if (!tshi_tape_is_partial(node, i) || --base->partial_contributions > 0) return;
     if (tshi_tape_accepts_partial(base->node) || !base->gp.live || ctx->error.code != TSH_OK)
         return;
-    tshi_kernel_narrow(tshi_mem_data(base->gp.block), tsh_local_numel(base),
-                       tshi_tape_sent_as(base));
-    (void)tshi_error_comm(
-        ctx, tsh_allreduce_start(&ctx->tp, tshi_mem_data(base->gp.block), tsh_local_numel(base),
-                                 tshi_tape_sent_as(base), TSH_SUM, &base->req),
-        "tsh_backward: all-reduce of a gradient");
+    values = tshi_mem_data(base->gp.block);
+    n = tsh_local_numel(base);
+    dtype = tshi_tape_sent_as(base);
+    base->req = 0;
+    tshi_kernel_narrow(values, n, dtype);
+    if (tshi_wire_dtype(ctx, TSHI_WIRE_GRADS, dtype, n) == dtype)
+        (void)tshi_error_comm(
+            ctx, tsh_allreduce_start(&ctx->tp, values, n, dtype, TSH_SUM, &base->req), what);
+    else
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_GRADS, TSH_SUM, values, n, dtype, what);
     base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 

@@ -26,8 +26,9 @@ typedef struct tshi_gathering {
  * (*rows, features): in place or, if gather is 1, the matrix of all ranks' rows, whose all-gather
  * is started here: it has its values after tshi_linear_arrive. The caller calls
  * tshi_linear_release. The gradient of a step tensor of bf16 is gathered in bf16. */
-static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype, int gather,
-                                    int64_t *rows, tshi_gathering *all) {
+static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype dtype,
+                                    tshi_wire_use use, int gather, int64_t *rows,
+                                    tshi_gathering *all) {
     int64_t step = 0, last = t->ndim - 1; /* step: elements from row to row */
     const int rounds = gather && dtype == TSH_REAL && tshi_tape_sent_as(t) != TSH_REAL;
     tshi_move_kind kind = TSHI_MOVE_GATHER;
@@ -39,7 +40,7 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
                                         dtype);
         if (all->sent) values = tshi_mem_data(all->sent);
     }
-    if (gather) kind = tshi_redistribute_lends(&t->ctx->tp, &t->layout, dtype, tsh_numel(t));
+    if (gather) kind = tshi_redistribute_lends(t, use, dtype);
     if (gather && kind == TSHI_MOVE_GATHER) {
         all->whole = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_numel(t)));
         gather = all->whole != NULL;
@@ -49,7 +50,7 @@ static tshi_matrix tshi_linear_rows(const tsh_tensor *t, void *values, tsh_dtype
         return tshi_gemm_matrix_of(values, dtype, step, t->stride[last]);
     }
     *rows = tshi_tensor_product(t->dim, t->ndim - 1);
-    tshi_redistribute_start(&all->move, t, &t->layout, kind, dtype, values,
+    tshi_redistribute_start(&all->move, t, &t->layout, kind, use, dtype, values,
                             all->whole ? tshi_mem_data(all->whole) : NULL);
     return tshi_gemm_matrix_of(NULL, dtype, t->dim[last], 1);
 }
@@ -121,9 +122,10 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
-    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, how->scatter, &rows, &all_y);
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, TSHI_WIRE_GRADS, how->scatter, &rows,
+                                      &all_y);
     tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
-                                      saved && how->regather, &rows_x, &all_x);
+                                      TSHI_WIRE_VALUES, saved && how->regather, &rows_x, &all_x);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
     tshi_linear_arrive(ctx, &all_y, &dy);
@@ -178,7 +180,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
     tshi_block *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
-    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, how->regather, &rows, &all);
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, TSHI_WIRE_VALUES, how->regather, &rows,
+                          &all);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter)
         partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
@@ -198,12 +201,11 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
     if (ctx->error.code == TSH_OK && how->reduce)
-        (void)tshi_error_comm(
-            ctx, tsh_allreduce(&ctx->tp, my.data, rows * outs, out->dtype, TSH_SUM),
-            "tsh_linear: all-reduce of a row-parallel output");
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_VALUES, TSH_SUM, my.data, rows * outs, out->dtype,
+                                  "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && how->scatter)
-        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER, out->dtype,
-                                my.data, tshi_tensor_at(out));
+        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER, TSHI_WIRE_VALUES,
+                                out->dtype, my.data, tshi_tensor_at(out));
     (void)tshi_redistribute_arrive(ctx, &scattered);
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;

@@ -98,7 +98,7 @@ typedef enum tshi_move_kind {
 typedef struct tshi_moving {
     tshi_cut cut;        /* how the sharded one of the two layouts cuts the whole array */
     tshi_block *scratch; /* `counts`, then `ordered` if that is not the whole array; NULL: no
-                          * collective was started */
+                          * collective was started, or one in the wire's dtype failed */
     /* all values; in each outer row, the elements of rank 0 come first, then of rank 1, ... */
     void *ordered;
     void *out; /* where the values go; TSHI_MOVE_LEND: where they are, once they have arrived */
@@ -112,14 +112,48 @@ static const char *const tshi_redistribute_kinds[] = {
     "tsh_redistribute: reduce-scatter", "tsh_redistribute: all-gather",
     "tsh_redistribute: all-gather"};
 
-/* Returns how to gather `numel` elements, cut by a layout, that are only read by the op that
- * gathers them. Few of them are copied in less time than it takes to find memory for them. */
-static tshi_move_kind tshi_redistribute_lends(const tsh_comm *tp, const tsh_layout *layout,
-                                              tsh_dtype dtype, int64_t numel) {
-    return tp->ops && tp->ops->lend && layout->segments == 1 &&
-                   numel >= 16384 / (int64_t)tsh_dtype_size(dtype)
+/* Returns how to gather all elements of t that are only read by the op that gathers them. Few of
+ * them are copied in less time than it takes to find memory for them. */
+static tshi_move_kind tshi_redistribute_lends(const tsh_tensor *t, tshi_wire_use use,
+                                              tsh_dtype dtype) {
+    const tsh_comm *tp = &t->ctx->tp;
+    const int64_t n = tsh_numel(t);
+    return tp->ops && tp->ops->lend && t->layout.segments == 1 &&
+                   n >= 16384 / (int64_t)tsh_dtype_size(dtype) &&
+                   tshi_wire_dtype(t->ctx, use, dtype, n) == dtype
                ? TSHI_MOVE_LEND
                : TSHI_MOVE_GATHER;
+}
+
+/* Returns how values that are made of x are sent: those of parameters and of other owned tensors as
+ * they are. */
+static tshi_wire_use tshi_redistribute_use(const tsh_tensor *x, tshi_wire_use use) {
+    return x->base->flags & TSHI_OWNED ? TSHI_WIRE_EXACT : use;
+}
+
+/* Does what tshi_redistribute_start starts, in the wire's dtype; it is complete on return. */
+static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, tshi_wire_use use,
+                                    tsh_dtype dtype, const void *in) {
+    tsh_ctx *ctx = form->ctx;
+    const tshi_cut *cut = &move->cut;
+    const char *what = tshi_redistribute_kinds[move->kind];
+    const size_t counted = (size_t)cut->deal->ranks * sizeof(int64_t);
+    int64_t *counts; /* number of elements of each rank */
+    char *shards;    /* the elements of all ranks, in rank order */
+    move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
+                                   counted + (size_t)tsh_numel(form) * cut->width);
+    if (!move->scratch) return;
+    counts = (int64_t *)tshi_mem_data(move->scratch);
+    shards = (char *)(counts + cut->deal->ranks);
+    for (int r = 0; r < cut->deal->ranks; r++)
+        counts[r] = tshi_redistribute_held(cut, r) * cut->outer;
+    if (move->kind == TSHI_MOVE_SCATTER) {
+        tshi_redistribute_order(cut, tshi_kernel_unconst(in), shards, 0, 1);
+        (void)tshi_wire_scatter(ctx, use, dtype, counts, shards, move->out, what);
+    } else if (tshi_wire_gather(ctx, use, dtype, counts, in, shards, what) == TSH_OK) {
+        tshi_redistribute_order(cut, move->out, shards, 0, 0);
+    }
+    move->arrived = 1;
 }
 
 /* Starts to change a layout from sharded to replicated by an all-gather, or from a partial sum to
@@ -129,8 +163,9 @@ static tshi_move_kind tshi_redistribute_lends(const tsh_comm *tp, const tsh_layo
  * NULL, and the values may be read at move->out from tshi_redistribute_arrive until
  * tshi_redistribute_finish. */
 static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
-                                    const tsh_layout *layout, tshi_move_kind kind, tsh_dtype dtype,
-                                    const void *in, void *out) {
+                                    const tsh_layout *layout, tshi_move_kind kind,
+                                    tshi_wire_use use, tsh_dtype dtype, const void *in,
+                                    void *out) {
     tsh_ctx *ctx = form->ctx;
     const int gather = kind != TSHI_MOVE_SCATTER;
     const tshi_cut cut = tshi_redistribute_cut(form, layout, NULL, dtype);
@@ -144,6 +179,11 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     move->kind = kind;
     move->arrived = 0;
     move->req = 0;
+    move->scratch = NULL;
+    if (kind != TSHI_MOVE_LEND && tshi_wire_dtype(ctx, use, dtype, tsh_numel(form)) != dtype) {
+        tshi_redistribute_wired(move, form, use, dtype, in);
+        return;
+    }
     move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
     if (!move->scratch) return;
     counts = (int64_t *)tshi_mem_data(move->scratch);
@@ -190,10 +230,10 @@ static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
 
 /* Starts such a change and waits for it. */
 static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layout *layout,
-                                         tshi_move_kind kind, tsh_dtype dtype, const void *in,
-                                         void *out) {
+                                         tshi_move_kind kind, tshi_wire_use use, tsh_dtype dtype,
+                                         const void *in, void *out) {
     tshi_moving move;
-    tshi_redistribute_start(&move, form, layout, kind, dtype, in, out);
+    tshi_redistribute_start(&move, form, layout, kind, use, dtype, in, out);
     return tshi_redistribute_finish(form->ctx, &move);
 }
 
@@ -202,12 +242,14 @@ static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layou
  * has the global shape. */
 static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
-                                         tsh_dtype dtype, const void *in, void *out) {
+                                         tshi_wire_use use, tsh_dtype dtype, const void *in,
+                                         void *out) {
     const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* how `in` is cut */
     const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* how `out` is joined */
     const size_t counted = (size_t)cut.deal->ranks * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
+    const char *what = "tsh_redistribute: all-to-all";
     int64_t *send, *recv;  /* number of elements sent to, and received from, each rank */
     char *sent, *received; /* data to and from all ranks, in rank order */
     int r;
@@ -219,19 +261,22 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
     for (r = 0; r < cut.deal->ranks; r++) send[r] = tshi_redistribute_held(&cut, r) * cut.outer;
     for (r = 0; r < cut.deal->ranks; r++) recv[r] = tshi_redistribute_held(&join, r) * join.outer;
     tshi_redistribute_order(&cut, tshi_kernel_unconst(in), sent, 0, 1);
-    (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
-                          "tsh_redistribute: all-to-all");
+    if (tshi_wire_dtype(ctx, use, dtype, tsh_numel(form)) == dtype)
+        (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
+                              what);
+    else
+        (void)tshi_wire_alltoall(ctx, use, dtype, send, recv, sent, received, what);
     tshi_redistribute_order(&join, out, received, 0, 0);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
 /* Changes the layout of dense local values: `in` has the layout `from`, `out` gets the layout `to`.
- * form has the global shape. Calls one collective over tp, or none if each rank already has all the
- * values that it needs. */
+ * form has the global shape. Calls one collective over tp, or those of >>wire, or none if each rank
+ * already has all the values that it needs. */
 static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layout *from,
-                                         const tsh_layout *to, tsh_dtype dtype, const void *in,
-                                         void *out) {
+                                         const tsh_layout *to, tshi_wire_use use, tsh_dtype dtype,
+                                         const void *in, void *out) {
     tsh_ctx *ctx = form->ctx;
     const tsh_layout whole = tsh_replicated();
     const size_t width = tsh_dtype_size(dtype), bytes = (size_t)tsh_numel(form) * width;
@@ -241,23 +286,25 @@ static tsh_result tshi_redistribute_move(const tsh_tensor *form, const tsh_layou
         /* Both are sharded along one dimension, but cut differently: gathers, then slices. */
         tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, bytes);
         void *values = scratch ? tshi_mem_data(scratch) : NULL;
-        if (values && tshi_redistribute_move(form, from, &whole, dtype, in, values) == TSH_OK)
-            (void)tshi_redistribute_move(form, &whole, to, dtype, values, out);
+        if (values && tshi_redistribute_move(form, from, &whole, use, dtype, in, values) == TSH_OK)
+            (void)tshi_redistribute_move(form, &whole, to, use, dtype, values, out);
         tshi_mem_release(ctx, scratch);
     } else if (from->kind == TSH_SHARDED && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_swap(ctx, form, from, to, dtype, in, out); /* S(i) to S(j) */
+        return tshi_redistribute_swap(ctx, form, from, to, use, dtype, in, out); /* S(i), S(j) */
     } else if (from->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(form, from, TSHI_MOVE_GATHER, dtype, in, out); /* S to R */
+        return tshi_redistribute_rows(form, from, TSHI_MOVE_GATHER, use, dtype, in,
+                                      out); /* S to R */
     } else if (from->kind == TSH_PARTIAL && to->kind == TSH_SHARDED) {
-        return tshi_redistribute_rows(form, to, TSHI_MOVE_SCATTER, dtype, in, out); /* P to S */
+        return tshi_redistribute_rows(form, to, TSHI_MOVE_SCATTER, use, dtype, in,
+                                      out); /* P to S */
     } else if (to->kind == TSH_SHARDED) {
         const tshi_cut cut = tshi_redistribute_cut(form, to, NULL, dtype); /* R to S */
         tshi_redistribute_shard(&cut, ctx->tp.rank, tshi_kernel_unconst(in), (char *)out,
                                 tshi_redistribute_held(&cut, ctx->tp.rank), 1);
     } else if (from->kind == TSH_PARTIAL) {
         memcpy(out, in, bytes); /* P to R */
-        (void)tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, out, tsh_numel(form), dtype, TSH_SUM),
-                              "tsh_redistribute: all-reduce");
+        (void)tshi_wire_allreduce(ctx, use, TSH_SUM, out, tsh_numel(form), dtype,
+                                  "tsh_redistribute: all-reduce");
     } else if (ctx->tp.rank) {
         memset(out, 0, bytes); /* R to P: zero on all ranks but rank 0 */
     } else {
@@ -280,8 +327,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_op_dense_dest(x, &dest, &scratch);
     if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
-    if (dx && tshi_redistribute_move(form, from, to, dtype, sent ? tshi_mem_data(sent) : g, dx) ==
-                  TSH_OK) {
+    if (dx && tshi_redistribute_move(form, from, to, tshi_redistribute_use(x, TSHI_WIRE_GRADS),
+                                     dtype, sent ? tshi_mem_data(sent) : g, dx) == TSH_OK) {
         tshi_kernel_widen(dx, tsh_local_numel(x), dtype);
         tshi_op_accumulate(x, &dest, scratch);
     } else {
@@ -315,7 +362,8 @@ static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_
     if (!back->sent || ctx->error.code != TSH_OK || !tshi_tape_dest(node, 0, &back->dest)) return;
     back->dx = tshi_op_dense_dest(x, &back->dest, &back->scratch);
     if (back->dx)
-        tshi_redistribute_start(&back->move, x, &x->layout, TSHI_MOVE_SCATTER, back->dtype,
+        tshi_redistribute_start(&back->move, x, &x->layout, TSHI_MOVE_SCATTER,
+                                tshi_redistribute_use(x, TSHI_WIRE_GRADS), back->dtype,
                                 tshi_mem_data(back->sent), back->dx);
 }
 
@@ -366,7 +414,8 @@ static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const
     void *values = out ? tshi_kernel_packed(x, &scratch) : NULL; /* x's values, dense */
     tsh_result result;
     if (!values) return NULL;
-    result = tshi_redistribute_move(out, from, layout, x->dtype, values, tshi_tensor_at(out));
+    result = tshi_redistribute_move(out, from, layout, tshi_redistribute_use(x, TSHI_WIRE_VALUES),
+                                    x->dtype, values, tshi_tensor_at(out));
     tshi_mem_release(x->ctx, scratch);
     if (result != TSH_OK) return NULL;
     tshi_op_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
@@ -550,10 +599,9 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
     if (!scratch) return;
     memcpy(tshi_mem_data(scratch), g, bytes); /* the all-reduce must not change out's gradient */
     tshi_kernel_narrow(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
-    (void)tshi_error_comm(out->ctx,
-                          tsh_allreduce(&out->ctx->tp, tshi_mem_data(scratch),
-                                        tsh_local_numel(out), dtype, op),
-                          "tsh_tp_copy: all-reduce of the gradient");
+    (void)tshi_wire_allreduce(
+        out->ctx, tshi_redistribute_use(node->in[0], TSHI_WIRE_GRADS), op, tshi_mem_data(scratch),
+        tsh_local_numel(out), dtype, "tsh_tp_copy: all-reduce of the gradient");
     tshi_kernel_widen(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
@@ -588,9 +636,9 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
     tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0); /* out = x, dense */
-    if (tshi_error_comm(
-            ctx, tsh_allreduce(&ctx->tp, tshi_tensor_at(out), tsh_numel(out), out->dtype, op),
-            "tsh_tp_reduce: all-reduce") != TSH_OK)
+    if (tshi_wire_allreduce(ctx, tshi_redistribute_use(x, TSHI_WIRE_VALUES), op,
+                            tshi_tensor_at(out), tsh_numel(out), out->dtype,
+                            "tsh_tp_reduce: all-reduce") != TSH_OK)
         return NULL;
     (void)tshi_tape_record(&tshi_redistribute_reduce_op, out, &x, 1, TSHI_NONE, 0);
     return out;

@@ -38,7 +38,7 @@ TSH_API tsh_result tsh_read(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, void
     }
     if (!(values = tshi_kernel_packed(t, &scratch))) return ctx->error.code;
     tshi_comm_set_caller(ctx, TSHI_CALLER_READ);
-    (void)tshi_redistribute_move(t, &t->layout, &whole, t->dtype, values, out);
+    (void)tshi_redistribute_move(t, &t->layout, &whole, TSHI_WIRE_EXACT, t->dtype, values, out);
     tshi_comm_set_caller(ctx, TSHI_CALLER_NONE);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
@@ -66,24 +66,24 @@ TSH_API tsh_result tsh_write(tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent, con
     scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP,
                              (size_t)tsh_local_numel(t) * tsh_dtype_size(t->dtype));
     if (!scratch) return ctx->error.code;
-    (void)tshi_redistribute_move(t, &whole, &t->layout, t->dtype, in, tshi_mem_data(scratch));
+    (void)tshi_redistribute_move(t, &whole, &t->layout, TSHI_WIRE_EXACT, t->dtype, in,
+                                 tshi_mem_data(scratch));
     tshi_kernel_dense(t, tshi_mem_data(scratch), t->dtype, 1); /* copy the slice to t */
     tshi_tensor_forget_exact(t->base);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
 
-TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
+/* Does what tsh_to_string does, in a ctx without an error. */
+static void tshi_values_text(tsh_tensor *t, char *text, size_t size) {
     char form[TSHI_TEXT_SIZE]; /* t's shape and layout as text */
     tshi_block *scratch;
     const void *values;
     int64_t e, n = tsh_local_numel(t); /* e: index of an element */
     int d;
-    if (!size || !text) return text;
-    text[0] = '\0';
     if (!tshi_tensor_check("tsh_to_string", "t", &t, 1) ||
         !(values = tshi_kernel_packed(t, &scratch)))
-        return text;
+        return;
     tsh_text_add(text, size, "%s %s:", tshi_dtype_name(t->dtype), tshi_tensor_text(t, form));
     for (e = 0; e < n && strlen(text) + 1 < size; e++) {
         int64_t run = 1; /* number of elements in a row, then in a matrix, ... */
@@ -93,5 +93,16 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
         tsh_text_add(text, size, " %.6g", tshi_dtype_get(t->dtype, values, e));
     }
     tshi_mem_release(t->ctx, scratch);
+}
+
+TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
+    tsh_ctx *ctx = t ? t->ctx : NULL;
+    tsh_error before; /* the error of the ctx: a debugger shows tensors after it, too */
+    if (!size || !text) return text;
+    text[0] = '\0';
+    if (ctx) before = ctx->error;
+    if (ctx) ctx->error.code = TSH_OK;
+    tshi_values_text(t, text, size);
+    if (ctx && before.code != TSH_OK) ctx->error = before;
     return text;
 }

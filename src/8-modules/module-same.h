@@ -9,8 +9,8 @@
  * differ, the ranks all-gather line after line until they reach one that differs
  * (tshi_module_find_diff). */
 
-/* One line of the description of a model. Line 0 is the seed and tsh_desc.shares, each further line
- * one module, in pre-order. */
+/* One line of the description of a model. Line 0 is the seed, tsh_desc.wire and .shares, each
+ * further line one module, in pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* e.g. "h.0" linear: weight f32 (64, 32) S(0) */
     double number; /* tsh_module.number; compared in binary: its text depends on the locale */
@@ -44,10 +44,12 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* Writes what is the same for all modules: the seed, and tsh_desc.shares. */
+/* Writes what is the same for all modules: the seed, tsh_desc.wire and tsh_desc.shares. */
 static void tshi_module_describe_all(const tsh_ctx *ctx, tshi_line *line) {
     const int64_t *before = ctx->deal.before;
     tsh_text_add(line->text, sizeof line->text, "the seed %llu", (unsigned long long)ctx->seed);
+    if (ctx->wire)
+        tsh_text_add(line->text, sizeof line->text, ", the wire %s", tshi_dtype_name(ctx->wire));
     if (before) /* for more ranks than the text has room for */
         line->number = (double)(tshi_rng_hash(0, before,
                                               ((size_t)ctx->deal.ranks + 1) * sizeof *before) >>

@@ -150,7 +150,7 @@ static tshi_block *tshi_module_moved(const tsh_tensor *before, const tsh_tensor 
                                      tshi_block *block) {
     tshi_block *to = tshi_mem_alloc(t->ctx, block->kind,
                                     tshi_dtype_bytes(dtype, tsh_local_numel(t)));
-    if (!to || tshi_redistribute_move(before, &before->layout, &t->layout, dtype,
+    if (!to || tshi_redistribute_move(before, &before->layout, &t->layout, TSHI_WIRE_EXACT, dtype,
                                       tshi_mem_data(block), tshi_mem_data(to)) == TSH_OK)
         return to;
     tshi_mem_release(t->ctx, to);

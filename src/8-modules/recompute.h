@@ -152,10 +152,10 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     tshi_dest dest; /* the part of *to[i] that belongs to y, which may be a view */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
-        (void)tshi_error_comm(ctx,
-                              tsh_allreduce(&ctx->tp, tshi_mem_data(out->gp.block),
-                                            tsh_local_numel(out), TSH_REAL, TSH_SUM),
-                              "tsh_backward: all-reduce of the gradient of a checkpoint's output");
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_GRADS, TSH_SUM, tshi_mem_data(out->gp.block),
+                                  tsh_local_numel(out), TSH_REAL,
+                                  "tsh_backward: all-reduce of the gradient of a checkpoint's "
+                                  "output");
     for (int i = 0; i < 2 && ctx->error.code == TSH_OK; i++)
         if (from[i]->live && tshi_tape_dest_in(y, to[i], &dest))
             tshi_tape_accumulate(y, &dest, (const tsh_real *)tshi_mem_data(from[i]->block),

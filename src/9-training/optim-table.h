@@ -111,7 +111,8 @@ static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_oper
     if (t->flags & TSHI_CHUNKED &&
         tshi_optim_gather_chunks(t, shard, TSH_REAL, "tsh_optim_step: a whole parameter") != TSH_OK)
         return t->ctx->error.code;
-    return tshi_redistribute_move(t, &t->layout, &replicated, TSH_REAL, shard, whole);
+    return tshi_redistribute_move(t, &t->layout, &replicated, TSHI_WIRE_EXACT, TSH_REAL, shard,
+                                  whole);
 }
 
 /* Stores this rank's elements of `whole`, a global tensor, in operand i, which may be rounded at
@@ -129,7 +130,8 @@ static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, 
         params.rounds = params.random;
         params.stream = tshi_rng_hash(params.noise.stream, &i, sizeof i);
     }
-    if (tshi_redistribute_move(t, &replicated, &t->layout, TSH_REAL, whole, shard) != TSH_OK)
+    if (tshi_redistribute_move(t, &replicated, &t->layout, TSHI_WIRE_EXACT, TSH_REAL, whole,
+                               shard) != TSH_OK)
         return;
     part[TSHI_OPTIM_GRAD] = tshi_kernel_operand(shard + tshi_optim_first(t), 1, TSH_REAL);
     tshi_optim_run(t, tshi_optim_assign[t->ctx->isa], part, &params);

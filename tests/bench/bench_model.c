@@ -14,7 +14,7 @@
  *                    [--ranks R] [--prefill N] [--tokens N] [--rounds N] [--backend threads|tcp]
  *
  *     decode_M_W tokens/s  one token after the other, medians of rounds; limit: plain reading of
- *                          the weights of a token
+ *                          the weights of a token; collectives: of a token
  *     prefill_M_W          a prompt of N tokens, of which the last one's logits are computed
  *
  * --tokens: that a round decodes; 0: no decoding. With --backend tcp (built with BENCH_TCP) each
@@ -186,6 +186,14 @@ static double median(double *values, int count) {
     return values[count / 2];
 }
 
+/* Collectives that this rank has started over tp, all that a token needs. */
+static double collectives(tsh_ctx *ctx) {
+    double calls = 0;
+    for (int kind = 0; kind < TSH_COLL_KINDS; kind++)
+        calls += (double)tsh_tp(ctx)->stats.calls[kind];
+    return calls;
+}
+
 /* Seconds of `count` tokens that follow each other, from `place` on. */
 static double decode_tokens(decoder *m, tsh_tensor *id, int place, int count) {
     tsh_ctx *ctx = tsh_ctx_of(id);
@@ -212,12 +220,14 @@ static void bench_tokens(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     const int32_t one = 1;
     const int reads = s->tokens > 4 ? s->tokens / 4 : 1;
     tsh_tensor *id = tsh_tensor_from(ctx, TSH_I32, tsh_shape2(1, 1), tsh_replicated(), &one);
-    double token[MOST_ROUNDS], reading[MOST_ROUNDS], each, limit;
+    double token[MOST_ROUNDS], reading[MOST_ROUNDS], each, limit, calls = 0;
     weights w;
     find_weights(&w, ctx, s->gpt2);
     for (int round = -1; round < s->rounds && tsh_ok(ctx); round++) {
         decode_tokens(m, id, 0, s->first);
+        calls = collectives(ctx);
         each = decode_tokens(m, id, s->first, s->tokens) / s->tokens;
+        calls = (collectives(ctx) - calls) / s->tokens;
         const double start = seconds();
         for (int i = 0; i < reads; i++) read_weights(&w);
         tsh_barrier(tsh_world(ctx));
@@ -235,6 +245,7 @@ static void bench_tokens(decoder *m, const decode_job *job, tsh_ctx *ctx) {
     }
     printf("decode_%s_%s tokens/s ours %.5g\n", s->name, kinds[job->kind].name, 1 / each);
     printf("decode_%s_%s tokens/s limit %.5g\n", s->name, kinds[job->kind].name, 1 / limit);
+    printf("decode_%s_%s collectives ours %.4g\n", s->name, kinds[job->kind].name, calls);
 }
 
 /* (1, length) */

@@ -136,6 +136,23 @@ def copies_that_seldom_meet_learn(folder):
         check(run.returncode == 2 and why in run.stderr, flags, run.stderr)
 
 
+def activations_may_be_sent_in_few_bits(folder):
+    """Whatever is sent: all-reduces, gathers and scatters of sequences, stages of a pipeline."""
+    size = "--layers 2 --context 64 --batch 8 "
+    want = gpt(1, size, os.path.join(folder, "one"))
+    for ranks, flags, most in ((2, "--wire bf16", 4e-3), (3, "--wire q8_0", 2e-2),
+                               (2, "--wire q8_0 --checkpoint", 2e-2),
+                               (2, "--wire q8_0 --sequence-parallel", 2e-2),
+                               (2, "--wire bf16 --pp 2", 4e-3), (4, "--wire q8_0 --pp 2", 2e-2)):
+        got = gpt(ranks, size + flags, os.path.join(folder, flags.replace(" ", "")))
+        off = abs(float(got[-1][1]) - float(want[-1][1]))
+        check(0 < off < most, flags, got[-1], "not", want[-1])
+    run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--wire", "f32"], timeout=EACH,
+                         stderr=subprocess.PIPE, encoding="utf-8")
+    check(run.returncode == 2 and "--wire is bf16, q8_0 or q4_0, not 'f32'" in run.stderr,
+          run.stderr)
+
+
 def sample(text, folder, flags):
     """What a run writes at its end, and its losses."""
     run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--text", text, "--chars", "--out",
@@ -202,7 +219,7 @@ def what_cannot_be_is_refused(_):
 
 if __name__ == "__main__":
     sys.exit(run_tests("gpt", [grids_give_the_losses_of_one_rank, losses_keep_their_bits,
-                               copies_that_seldom_meet_learn,
+                               copies_that_seldom_meet_learn, activations_may_be_sent_in_few_bits,
                                a_batch_too_small_to_share_is_refused,
                                samples_are_written_with_few_bits, shares_are_measured_and_kept,
                                what_cannot_be_is_refused]) > 0)

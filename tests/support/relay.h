@@ -296,6 +296,22 @@ static void net_read(net_relay *x, int from) {
     }
 }
 
+/* How long the relay may sleep: until the next packet is due, or a link is free again. */
+static struct timespec net_rest(const net_relay *x) {
+    const int64_t now = now_ns();
+    struct timespec rest = {0, 0};
+    int64_t until = now + (x->queued ? 1000000 : 20000000);
+    for (int from = 0; from < x->n->hosts; from++) {
+        for (int to = 0; to < x->n->hosts; to++) {
+            const net_wire *wire = &x->wire[from][to];
+            if (wire->free_at > now && wire->free_at < until) until = wire->free_at;
+            if (wire->late.count && wire->late.first->due < until) until = wire->late.first->due;
+        }
+    }
+    if (until > now) rest.tv_nsec = (long)(until - now);
+    return rest;
+}
+
 /* For at most ten minutes, or until the test ends it. */
 static void net_relay_run(net *n) {
     static net_relay x;
@@ -305,13 +321,14 @@ static void net_relay_run(net *n) {
     for (int h = 0; h < NET_HOSTS; h++) x.tun[h] = -1;
     while (now_ms() < until) {
         struct pollfd p[NET_HOSTS + 1];
+        struct timespec rest = net_rest(&x);
         for (int h = 0; h < NET_HOSTS; h++) {
             p[h].fd = x.down[h] ? -1 : x.tun[h];
             p[h].events = POLLIN;
         }
         p[NET_HOSTS].fd = n->door[0];
         p[NET_HOSTS].events = POLLIN;
-        (void)poll(p, NET_HOSTS + 1, x.queued ? 1 : 20);
+        (void)ppoll(p, NET_HOSTS + 1, &rest, NULL);
         net_attach(&x);
         net_interfaces(&x);
         for (int h = 0; h < n->hosts; h++)

@@ -80,6 +80,7 @@ static const api_field fields_of_tsh_desc[] = {
     {offsetof(tsh_desc, no_overlap), {INT, 0, "no_overlap"}},
     {offsetof(tsh_desc, dtype), {DTYPE, 0, "dtype"}},
     {offsetof(tsh_desc, shares), {INTS, 0, "shares"}},
+    {offsetof(tsh_desc, wire), {DTYPE, 0, "wire"}},
 };
 
 static const api_field fields_of_tsh_init[] = {
