@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """What --cache of build/llm saves: two hosts of one rank, network namespaces with a link between
 them (root, ip, tc), of which only the first has the model's files. Prints the bytes that it sends,
-and the seconds until the first token, without a cache, at the first start with one, and at the
+and the seconds from the start until a token is there, without a cache, at the first start with one, and at the
 second one.
 
 usage: cache.py MODEL [RATE]     MODEL: a folder or file; RATE: as tc takes it, 1gbit"""
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
@@ -35,12 +35,12 @@ def main():
                             "rate", rate, "burst", "128kb", "latency", "50ms"], check=True)
         for name, kept in (("without", 0), ("first start", 1), ("second start", 1)):
             before = sent(hosts.spaces["alpha"])
-            started = []
+            started, begin = [], time.monotonic()
             for host, node in (("beta", "1"), ("alpha", "0")):
                 here = os.path.dirname(model) if host == "alpha" else folder
                 command = [LAUNCHER, "--hosts", "alpha:1,beta:1", "--node-rank", node,
                            test_hosts.LLM, "--backend", "tcp", "--model", os.path.basename(model),
-                           "--prompt", "The quick brown fox", "--max-new", "4", "--ignore-eos"]
+                           "--prompt", "The quick brown fox", "--max-new", "1", "--ignore-eos"]
                 if kept:
                     command += ["--cache", os.path.join(folder, "cache-" + host)]
                 started.append(hosts.start(host, "sh", "-c", 'cd "$0" && exec "$@"', here, *command,
@@ -49,12 +49,10 @@ def main():
             for one in started:
                 out, err = one.communicate(timeout=600)
                 ends.append((one.returncode, out.decode(), err.decode()))
-            text = ends[1][1] + ends[1][2]
-            found = re.search(r"first token after (\S+) s", text)
-            if any(end[0] for end in ends) or not found:
+            if any(end[0] for end in ends):
                 raise SystemExit(ends)
-            print("%-13s %12d bytes sent, first token after %s s" % (
-                name, sent(hosts.spaces["alpha"]) - before, found[1]), flush=True)
+            print("%-13s %12d bytes sent, a token after %.2f s" % (
+                name, sent(hosts.spaces["alpha"]) - before, time.monotonic() - begin), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 #include "../support/ranks.h"
 
 /* By how much an encoded value may be off, as a part of the largest one of its block: integers up
- * to 256 are exact in bf16. */
+ * to 256 are exact in bf16; 4 bits have no +8, only -8. */
 static const struct wire {
     tsh_dtype dtype;
     double off;
