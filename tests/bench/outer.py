@@ -5,8 +5,8 @@
     outer.py link [--steps N]    dp 2 over a link of 100 Mbit/s: tokens/s, bytes (root, ip, tc)
     outer.py kills [--times N]   dp 4, a replica killed at a random step: the loss in the end
 
-The text is --text FILE, or else the C sources of this project. Each replica's batch is 12 rows, as
-in nanoGPT's setting, so --dp 4 has batches of 48. Prints tables; exit code 1: a goal is missed."""
+The text is --text FILE, or else the C sources of this project. Each replica's batch is 12 rows
+(--rows), as in nanoGPT's setting, so --dp 4 has batches of 48. Prints tables; exit code 1: a goal is missed."""
 
 import argparse
 import concurrent.futures
@@ -27,7 +27,6 @@ sys.path[:0] = [os.path.join(TOP, "tests", "fault"), os.path.join(TOP, "tests", 
 import test_hosts
 from scripts import LAUNCHER, children
 GPT = os.path.join(TOP, "build", "gpt")
-ROWS = 12  # of each replica's batch
 EVERY = 50
 APART = ["--outer", str(EVERY)]
 STREAMS = APART + ["--outer-fragments", "4", "--outer-delay", "10"]
@@ -38,7 +37,7 @@ LIMIT = 3600  # seconds of a program
 
 def words_of(args, replicas, steps, seed, folder, more):
     text = ["--text", args.text, "--chars"] if args.text else []
-    return ["--dp", str(replicas), "--batch", str(ROWS * replicas), "--steps", str(steps),
+    return ["--dp", str(replicas), "--batch", str(args.rows * replicas), "--steps", str(steps),
             "--seed", str(seed), "--sample", "0", "--eval-every", str(steps), "--out", folder,
             *text, *more]
 
@@ -55,6 +54,8 @@ def final(text):
 
 
 def loss(args):
+    ways = args.ways.split(",")
+
     def of(job):
         way, replicas, seed = job
         with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +65,7 @@ def loss(args):
                 timeout=LIMIT))[0]
 
     jobs = [(way, replicas, seed) for seed in range(1, args.seeds + 1) for replicas in args.dp
-            for way in WAYS]
+            for way in ways]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         found = dict(pool.map(of, jobs))
     print("%d steps a replica, H %d, %d seeds: mean validation loss, beside synchronous dp" %
@@ -72,7 +73,7 @@ def loss(args):
     missed = 0
     for replicas in args.dp:
         mean = {way: statistics.mean(found[way, replicas, seed]
-                                     for seed in range(1, args.seeds + 1)) for way in WAYS}
+                                     for seed in range(1, args.seeds + 1)) for way in ways}
         for way, value in mean.items():
             ratio = value / mean["synchronous"]
             missed |= ratio > 1.01
@@ -193,6 +194,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dp", type=lambda text: [int(n) for n in text.split(",")],
                         default=[2, 4])
+    parser.add_argument("--rows", type=int, default=12, help="of each replica's batch")
+    parser.add_argument("--ways", default=",".join(WAYS), help="of loss")
     parser.add_argument("--jobs", type=int, default=1, help="runs of loss at a time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--times", type=int, default=50)
