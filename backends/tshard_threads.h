@@ -22,9 +22,10 @@
  * - move bytes once: a rank sums its own chunk straight out of its peers' buffers and writes the
  *   result into all of theirs. An all-reduce costs two barriers (all started, all finished); one of
  *   at most 480 bytes is copied when it is started and costs only the first, as does a barrier. A
- *   product of gathered rows does not wait for the second, but begins when this rank has them; or,
- *   if they are many, all ranks write and read one copy of them;
- * - poll briefly if every rank has a core of its own, then sleep: 64 ranks on 2 cores work well;
+ *   matrix product of all-gathered rows does not wait for the second barrier: it begins when this
+ *   rank has all rows. If the rows are many, all ranks write to and read from one shared copy;
+ * - poll while waiting, longer if every rank has a core of its own, then sleep: 64 ranks on 2 cores
+ *   work well;
  * - report one error, the same on every rank, when ranks call different collectives, a rank closes
  *   its comm early, ranks wait for each other in a cycle (searched for after 20 ms of waiting), a
  *   collective exceeds its time limit, or a rank aborts.
@@ -47,10 +48,10 @@
  *     tsh_threads_desc threads = {.ranks = 4, .bind = 1};
  *     return tsh_threads_run_with(&threads, &desc, rank_main, NULL);
  *
- * runs 4 ranks, each bound to cores of its own: as many as it has threads (tsh_desc.threads). For a
- * program that has its cores to itself: threads that are bound do not move away from a core that
- * another program uses, and two programs that bind threads use the same cores, unless taskset gives
- * them different ones. Only Linux binds threads; elsewhere `bind` changes nothing.
+ * runs 4 ranks, each bound to cores of its own: as many as it has threads (tsh_desc.threads). This
+ * is for a program that has its cores to itself: threads that are bound do not move away from a
+ * core that another program uses, and two programs that bind threads use the same cores, unless
+ * taskset gives them different ones. Only Linux binds threads; elsewhere `bind` changes nothing.
  *
  * ENVIRONMENT
  *
@@ -205,7 +206,7 @@ typedef struct tshi_threads_thread {
 } tshi_threads_thread;
 
 static void tshi_threads_set_name(const char *name) {
-    (void)name; /* debuggers on Windows number threads */
+    (void)name; /* does nothing: debuggers on Windows show threads by number */
 }
 
 static int tshi_threads_online(void) {
@@ -396,7 +397,8 @@ static void *tshi_threads_alloc(size_t bytes) {
     return memset(block + offset, 0, bytes);
 }
 
-static void tshi_threads_free(void *p) { /* p: from tshi_threads_alloc, or NULL */
+static void tshi_threads_free(void *p) { /* frees memory of tshi_threads_alloc; p NULL: does
+                                          * nothing */
     unsigned char *bytes = (unsigned char *)p;
     if (bytes) free(bytes - bytes[-1]);
 }
@@ -412,7 +414,7 @@ enum { TSHI_THREADS_CPUS = 4096 }; /* max CPUs; what Linux calls a CPU is one hy
 /* To which CPUs tsh_threads_run_with binds its ranks. */
 typedef struct tshi_threads_binding {
     int each;                     /* CPUs of each rank; 0: ranks are not bound */
-    int order[TSHI_THREADS_CPUS]; /* rank r has those from order[r * each] on */
+    int order[TSHI_THREADS_CPUS]; /* rank r runs on CPUs order[r * each + i], 0 <= i < each */
 } tshi_threads_binding;
 
 #if defined(__linux__)
@@ -420,9 +422,9 @@ typedef struct tshi_threads_binding {
 extern long syscall(long number, ...); /* hidden under -std=c99, as is sched_getaffinity */
 #endif
 
-enum { TSHI_THREADS_BITS = 8 * (int)sizeof(unsigned long) }; /* CPUs in a word of a set */
+enum { TSHI_THREADS_BITS = 8 * (int)sizeof(unsigned long) }; /* number of CPUs per word of a set */
 
-/* A set of CPUs, as the system calls have it. */
+/* A set of CPUs, in the format of the system call sched_getaffinity: bit c is CPU c. */
 typedef struct tshi_threads_set {
     unsigned long word[TSHI_THREADS_CPUS / (8 * sizeof(unsigned long))];
 } tshi_threads_set;
@@ -481,7 +483,7 @@ static int tshi_threads_place(const char *system, const tshi_threads_set *set, i
 }
 
 /* Sets `order` to the CPUs of `set`: first one of each core, then their second hyperthreads, and so
- * on. Returns how many cores these are. system: as of tshi_threads_place. */
+ * on. Returns how many cores these are. system: "/sys/devices/system/cpu". */
 static int tshi_threads_order(const char *system, const tshi_threads_set *set,
                               int order[TSHI_THREADS_CPUS]) {
     unsigned char place[TSHI_THREADS_CPUS]; /* 0: not in the set; else 1 + tshi_threads_place */
@@ -500,7 +502,8 @@ static int tshi_threads_order(const char *system, const tshi_threads_set *set,
     return cores;
 }
 
-/* Returns the CPU quota of one control group in CPUs, rounded up; 0: none. v1: 1 in cgroup v1. */
+/* Returns the CPU quota of one control group in CPUs, rounded up; 0: it has none. v1: 1 if the
+ * group is of cgroup v1, 0 if of v2. */
 static int tshi_threads_group_quota(const char *folder, int v1) {
     char text[64];
     char *at = text;
@@ -513,7 +516,8 @@ static int tshi_threads_group_quota(const char *folder, int v1) {
     return quota / period >= TSHI_THREADS_CPUS ? 0 : (int)((quota - 1) / period + 1);
 }
 
-/* Returns 1 if "cpu" is among kinds, such as "cpuset" or "cpu,cpuacct", of cgroup v1. */
+/* Returns 1 if the controller "cpu" is in kinds, a list of cgroup v1 such as "cpuset" (no) or
+ * "cpu,cpuacct" (yes). */
 static int tshi_threads_has_cpu(const char *kinds) {
     while (*kinds != '\0') {
         const size_t length = strcspn(kinds, ",");
@@ -540,7 +544,8 @@ static int tshi_threads_quota(const char *process, const char *root) {
         if (!path) continue;
         *path++ = '\0';
         const int v1 = tshi_threads_has_cpu(++kinds);
-        if (!v1 && *kinds != '\0') continue; /* v1, of memory or other things */
+        if (!v1 && *kinds != '\0') continue; /* groups of v1 that limit memory or other things, not
+                                              * CPU time */
         for (;;) { /* from the group up to the root */
             char *slash = strrchr(path, '/');
             int quota;
@@ -576,8 +581,9 @@ TSH_API int tsh_threads_cores(void) {
         tshi_threads_order("/sys/devices/system/cpu", &set, all.order));
 }
 
-/* Chooses the CPUs of `ranks` ranks with `threads` threads each. Other programs may run on the same
- * CPUs as one that has a quota of some of them: its threads must be free to move. */
+/* Chooses the CPUs of `ranks` ranks with `threads` threads each. Chooses none (binding->each is 0)
+ * if there are fewer CPUs than threads, or if the process has a CPU quota: other programs may then
+ * run on the same CPUs, so its threads must be free to move. */
 static void tshi_threads_choose_cpus(int ranks, int threads, tshi_threads_binding *binding) {
     tshi_threads_set set;
     const int count = tshi_threads_affinity(&set);
@@ -588,8 +594,8 @@ static void tshi_threads_choose_cpus(int ranks, int threads, tshi_threads_bindin
 }
 
 /* Binds the calling thread, which runs `rank`, and the OpenMP threads that it shares work with.
- * Each of these gets one CPU; the calling thread keeps all of the rank's, because threads that it
- * makes later begin with its CPUs. */
+ * Each of these gets one CPU; the calling thread keeps all CPUs of the rank, because threads that
+ * it starts later inherit its CPUs. */
 static void tshi_threads_bind(const tshi_threads_binding *binding, int rank) {
     const int n = binding->each;
     const int *cpus = binding->order + rank * n;
@@ -641,9 +647,10 @@ static void tshi_threads_bind(const tshi_threads_binding *binding, int rank) {
 #define TSHI_THREADS_ADD(place, value) __atomic_add_fetch((place), (value), __ATOMIC_SEQ_CST)
 #define TSHI_THREADS_APART             __attribute__((aligned(64))) /* a cache line of its own */
 
-/* A slot is reused RING collectives later, when no peer reads it any more: a rank may have 64 in
- * flight, and a peer may be 64 behind. An eager call (a barrier, or an all-reduce of at most EAGER
- * bytes) is copied into the slot, so its rank does not wait until all peers have read it. */
+/* A slot is reused RING collectives later, when no peer reads it any more: a rank may have 64
+ * collectives in flight, and a peer may be 64 behind. An eager call (a barrier, or an all-reduce of
+ * at most EAGER bytes) is copied into the slot, so its rank does not wait until all peers have read
+ * it. */
 enum {
     TSHI_THREADS_RING = 128,    /* number of slots of a member */
     TSHI_THREADS_PAIRWISE = 64, /* number of pair records of a member: the limit of messages in
@@ -657,7 +664,7 @@ enum { TSHI_THREADS_TILE = 4096 };  /* bytes summed at once: they stay in the L1
 /* This bit is set in the requests of messages (SEND, RECV, SENDRECV). */
 #define TSHI_THREADS_REQ_PAIR ((tsh_req)1 << 63)
 
-enum { TSHI_THREADS_LOANS = 3 }; /* all-gathers of a group whose values are lent at a time */
+enum { TSHI_THREADS_LOANS = 3 }; /* max all-gathers of a group that use shared memory at a time */
 
 /* What peers read of a posted collective; only the member that posts it writes here. */
 typedef struct TSHI_THREADS_APART tshi_threads_slot {
@@ -676,21 +683,23 @@ typedef struct tshi_threads_call {
                                * caller's own */
     int64_t deadline;         /* the time (tsh_now) at which it times out */
     int eager;                /* 1: no peer reads or writes the buffers of this rank */
-    int late;       /* 1: not posted yet, as the memory for its values is still read by a rank */
-    uint64_t round; /* of an all-gather whose values are lent: its number among these, from 1 on;
-                     * else, and once this rank has waited for it, 0 */
+    int late;       /* 1: an all-gather that is not posted yet: a rank still reads earlier values in
+                     * the shared memory (tshi_threads_loan) that it needs */
+    uint64_t round; /* of an all-gather into shared memory: its number among those of the group,
+                     * from 1 on; 0: it is another collective, or this rank has waited for it */
     tshi_threads_group *made; /* split: on the first rank of a color: the new group of this color */
 } tshi_threads_call;
 
-/* Memory for the values of an all-gather without recv. All ranks write to it before they post the
- * collective, and read it until they wait for the request. All fields but the values themselves are
- * protected by the world's lock. */
+/* Memory that all ranks of a group share for the values of an all-gather without recv (see lend in
+ * tsh_comm_ops). All ranks write to it before they post the collective, and read it until they wait
+ * for the request. All fields but the values themselves are protected by the world's lock. */
 typedef struct tshi_threads_loan {
     char *values;   /* `size` bytes, allocated when they are needed */
     size_t size;
-    uint64_t round; /* which all-gather uses it, or was the last to; 0: none yet */
-    uint64_t digest; /* of the call of the rank that was the first to write */
-    int users;      /* number of ranks that have not waited for its request yet */
+    uint64_t round; /* number (tshi_threads_call.round) of the all-gather that uses it or used it
+                     * last; 0: none so far */
+    uint64_t digest; /* digest of that all-gather's call on the first rank that wrote */
+    int users;      /* number of ranks that have not waited for that all-gather yet */
 } tshi_threads_loan;
 
 /* A pair record: a SEND, RECV or SENDRECV that was started. Its request holds the record's
@@ -729,10 +738,11 @@ typedef struct TSHI_THREADS_APART tshi_threads_member {
     int seen;        /* number of members known to have posted the collective with number
                       * `finished` */
     int receiving;   /* number of messages that this rank still has to receive */
-    int late;        /* number of its calls that are late */
+    int late;        /* number of its calls with `late` set, which are not posted yet */
     uint64_t rounds; /* number of all-gathers it has started into the group's shared copy */
     int rank;        /* rank in the group */
-    uint64_t name;   /* name for groups that a split makes, as bits of their ids; 0: none */
+    uint64_t name;   /* name of the groups that this rank's split makes, as bits of their ids; 0:
+                      * none */
     tshi_threads_group *group;
     struct tshi_threads_member *next; /* member of the same world rank in another group; NULL:
                                        * none */
@@ -747,7 +757,8 @@ struct TSHI_THREADS_APART tshi_threads_group {
     int *ranks;                    /* the world rank of each member */
     tshi_threads_mailbox *mailbox; /* [i * size + j]: messages from rank i to rank j of the group */
     tshi_threads_member *member;   /* array of one member for each rank of the group */
-    tshi_threads_loan loan[TSHI_THREADS_LOANS]; /* [n % LOANS]: of the n-th all-gather that lends */
+    tshi_threads_loan loan[TSHI_THREADS_LOANS]; /* the n-th all-gather without recv uses loan[n %
+                                                 * LOANS] */
 };
 
 /* One rank of the world. */
@@ -831,8 +842,8 @@ static int tshi_threads_nap(tshi_threads_rank *rank, int64_t until) {
     return expired;
 }
 
-/* Pauses between two polls. It does not offer the core to another thread: on a busy machine, the
- * next one would run for milliseconds before this one polls again. A sleeping thread, once woken,
+/* Pauses between two polls. It does not offer the core to another thread: on a busy machine, that
+ * thread would run for milliseconds before this one polls again. A sleeping thread, once woken,
  * runs before those that have not slept. */
 static void tshi_threads_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -944,8 +955,9 @@ static int64_t tshi_threads_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Sums elements [at, at + n) of the ranks' messages, all in chunk k, tile by tile. The sums go to
- * `to`; if that is NULL, to the same elements of every rank's recv. */
+/* Sums elements [at, at + n) of all ranks' send buffers (or eager values), tile by tile. They lie
+ * in chunk k, which determines the order of the sums (rule 5 of >>comm-api). The sums go to `to`;
+ * if that is NULL, to the same elements of every rank's recv. */
 static void tshi_threads_sum(tshi_threads_member *member, uint64_t number, int k, int64_t at,
                              int64_t n, char *to) {
     const tshi_threads_group *group = member->group;
@@ -1058,7 +1070,7 @@ static void tshi_threads_collect(tshi_threads_member *member, uint64_t number,
 /* ========================================================================== */
 
 /* Allocates a group with its members, mailboxes and ranks in one block of memory, and adds it to
- * the world's list. name: the part of its id that is not a number. The caller fills in `ranks`.
+ * the world's list. name: the group's name, as bits of its id, or 0. The caller fills in `ranks`.
  * NULL: out of memory. */
 static tshi_threads_group *tshi_threads_group_new(tsh_threads_world *world, int size,
                                                   uint64_t name) {
@@ -1095,7 +1107,7 @@ static void tshi_threads_group_free(tsh_threads_world *world, tshi_threads_group
 }
 
 static int tshi_threads_color(const tshi_threads_group *group, uint64_t number, int r) {
-    tshb_ticket ticket; /* what rank r has posted in its slot */
+    tshb_ticket ticket; /* color and key that rank r has posted in its slot */
     memcpy(&ticket, tshi_threads_slot_of(&group->member[r], number)->eager, sizeof ticket);
     return ticket.color;
 }
@@ -1162,7 +1174,7 @@ static int tshi_threads_all_finished(const tshi_threads_group *group, uint64_t n
 }
 
 static int tshi_threads_fits(tshi_threads_member *member, uint64_t number) {
-    /* the ranks' calls fit if all their digests are equal */
+    /* returns 1 if the calls of all ranks fit each other: their digests are equal */
     uint64_t digest = tshi_threads_slot_of(member, number)->digest;
     for (int m = 0; m < member->group->size; m++)
         if (tshi_threads_slot_of(&member->group->member[m], number)->digest != digest) return 0;
@@ -1204,7 +1216,8 @@ static int tshi_threads_execute(tshi_threads_member *member) {
 }
 
 /* Receives a message: copies the oldest message of the mailbox to the recv of `record`, and marks
- * it as sent. Returns 0 if the world has failed, also because the SEND and the RECV do not fit. */
+ * it as sent. If the SEND and the RECV do not fit, fails the world. Returns 0 if the world has
+ * failed, else 1. */
 static int tshi_threads_take(tshi_threads_member *member, tshi_threads_pair *record,
                              tshi_threads_mailbox *mailbox) {
     tshi_threads_group *group = member->group;
@@ -1253,9 +1266,10 @@ static void tshi_threads_match(tshi_threads_member *member) {
     }
 }
 
-/* Finds the memory for the values of an all-gather that lends. Returns 0 if a rank still reads
- * other values there. Outputs NULL if there is no memory, and the world fails; or if this rank's
- * call differs from the first one, which is an error once all have posted. */
+/* Outputs the shared memory for the values of the all-gather with number `round`. Returns 0 if a
+ * rank still reads the values of an earlier all-gather there, else 1. Outputs NULL if there is no
+ * memory (then the world fails), or if this rank's call differs from that of the first rank (a
+ * mismatch, reported once all ranks have posted). */
 static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, uint64_t digest,
                                size_t bytes, char **values) {
     tsh_threads_world *world = group->world;
@@ -1285,8 +1299,8 @@ static int tshi_threads_borrow(tshi_threads_group *group, uint64_t round, uint64
     return found;
 }
 
-/* Copies this rank's values to the loan of an all-gather that lends. Returns 0 if a rank still
- * reads other values there. */
+/* Copies this rank's values into the shared memory (loan) of an all-gather without recv. Returns 0
+ * if a rank still reads earlier values there, else 1. */
 static int tshi_threads_contribute(tshi_threads_member *member, uint64_t number) {
     const tshi_threads_call *call = tshi_threads_call_of(member, number);
     const tsh_coll *coll = &call->coll;
@@ -1314,7 +1328,7 @@ static void tshi_threads_publish(tshi_threads_member *member, uint64_t number) {
     if (m == group->size) tshi_threads_wake_group(group);
 }
 
-/* Posts late calls, if their memory is free now. */
+/* Posts this rank's late all-gathers, in order, if the shared memory that they need is free now. */
 static void tshi_threads_post_late(tshi_threads_member *member) {
     for (uint64_t number = member->finished; number < member->started && member->late; number++) {
         tshi_threads_call *call = tshi_threads_call_of(member, number);
@@ -1505,7 +1519,7 @@ static int tshi_threads_ready(tshi_threads_member *member, tsh_req req) {
 }
 
 /* For a request that is not complete: if its deadline has passed, or a rank that it needs has
- * closed its comm, fails the world and returns 1. */
+ * closed its comm, fails the world and returns 1; else returns 0. */
 static int tshi_threads_hopeless(tshi_threads_member *member, tsh_req req, int64_t now) {
     if (now < tshi_threads_request(member, req)->deadline)
         return tshi_threads_check_lost(member, req);
@@ -1551,7 +1565,7 @@ static int tshi_threads_lends(const tsh_coll *coll, int size) {
 }
 
 /* Posts a collective and returns its request. Copies `bytes` bytes of `load` into the slot: the
- * values of an eager all-reduce, or a split's ticket. */
+ * values of an eager all-reduce, or a split's ticket, its color and key. */
 static tsh_req tshi_threads_post(tshi_threads_member *member, const tsh_coll *coll,
                                  const void *load, size_t bytes, int eager) {
     tshi_threads_group *group = member->group;
@@ -1627,7 +1641,8 @@ static tsh_result tshi_threads_start(tsh_comm *comm, const tsh_coll *coll, tsh_r
         eager = 1;
         bytes = (size_t)coll->count * tsh_dtype_size(coll->dtype);
     }
-    if (tshi_threads_lends(coll, comm->size)) eager = 1; /* a loan is no rank's buffer */
+    if (tshi_threads_lends(coll, comm->size)) eager = 1; /* peers read shared memory, not this
+                                                          * rank's buffers */
     *req = tshi_threads_post(member, coll, coll->send, bytes, eager);
     return TSH_OK;
 }
@@ -1675,8 +1690,8 @@ static tsh_result tshi_threads_wait(tsh_comm *comm, tsh_req req) {
     return result;
 }
 
-/* Waits until this rank has done its part, as for an eager collective: then its recv is filled,
- * unless peers write to it (an all-reduce). */
+/* Waits until this rank's recv is filled. That is so when this rank has done its part, except in an
+ * all-reduce, where peers write to recv: it waits for the whole request. */
 static tsh_result tshi_threads_receive(tsh_comm *comm, tsh_req req) {
     tshi_threads_member *member = tshi_threads_member_of(comm);
     const tsh_coll_kind kind = tshi_threads_request(member, req)->coll.kind;
@@ -1722,7 +1737,8 @@ static void tshi_threads_abort(tsh_comm *comm, const tsh_error *why) {
     tshi_threads_raise(member->group->world, &error);
 }
 
-/* Returns 1 if peers may still need this rank or its buffers, as requests were not waited for. */
+/* Returns 1 if peers may still need this rank or its buffers, because it has not waited for all of
+ * its requests. */
 static int tshi_threads_owes(tshi_threads_member *member) {
     if (member->finished < member->started) return 1;
     if (member->shared && !tshi_threads_all_finished(member->group, member->shared - 1)) return 1;
@@ -1781,7 +1797,7 @@ static tsh_result tshi_threads_split(tsh_comm *comm, int color, int key, tsh_com
     return TSH_OK;
 }
 
-/* TSH_COMM_OPS, and tshi_threads_receive and tshi_threads_lend. */
+/* The backend's functions: those that TSH_COMM_OPS lists, with receive and lend added. */
 static const tsh_comm_ops tshi_threads_ops = {
     (uint32_t)sizeof(tsh_comm_ops), TSH_COMM_ABI,          "threads",
     TSH_CAP_ORDERED,                tshi_threads_start,    tshi_threads_test,
@@ -1880,7 +1896,7 @@ typedef struct tshi_threads_job {
 static void *tshi_threads_main(void *argument) { /* runs one rank; argument: its job */
     tshi_threads_job *job = (tshi_threads_job *)argument;
     tsh_comm comm;
-    char name[16] = ""; /* Linux takes no longer ones */
+    char name[16] = ""; /* Linux takes at most 15 characters and a final 0 */
     tsh_text_add(name, sizeof name, "tsh rank %d", job->rank);
     tshi_threads_set_name(name);
     tshi_threads_bind(job->binding, job->rank);
@@ -1890,7 +1906,8 @@ static void *tshi_threads_main(void *argument) { /* runs one rank; argument: its
     return NULL;
 }
 
-/* Runs fn on nranks threads, for the function `name`; bind: as tsh_threads_desc.bind. */
+/* Runs fn on nranks threads, one per rank. name: the public function, for errors; bind: see
+ * tsh_threads_desc.bind. */
 static int tshi_threads_run_ranks(const char *name, int nranks, int bind, const tsh_desc *desc,
                                   int (*fn)(tsh_ctx *ctx, void *user), void *user) {
     tsh_threads_world *world = NULL;

@@ -29,20 +29,20 @@
 
 enum { LLM_ADAPTER_TARGETS = 32, LLM_ADAPTER_PATTERN = 1 << 15 };
 
-/* What adapter_config.json says. The layers that have an adapter are those whose names `targets`
- * has, or that `pattern` matches; with neither, all linear layers, but no classifier. */
+/* What adapter_config.json says. The layers that get an adapter are those that `targets` names or
+ * whose path `pattern` matches; with neither, all linear layers, except a classifier. */
 typedef struct llm_adapter {
-    tsh_lora_desc lora;                    /* .name is kept; .parts are not in the file */
+    tsh_lora_desc lora;                    /* a file has only .rank, .alpha, .dropout and .rslora */
     char targets[LLM_ADAPTER_TARGETS][64]; /* names of layers, or ends of paths: "q_proj" */
     int count;                             /* length of targets */
-    char pattern[LLM_ADAPTER_PATTERN]; /* a regular expression that matches a layer's whole path, if
-                                        * count is 0; llm_adapter_read writes long lists of targets
-                                        * as one, too; "": none */
-    char base[256]; /* name or path of the model that it was made for; "": unknown */
+    char pattern[LLM_ADAPTER_PATTERN]; /* used if count is 0: a regular expression that matches the
+                                        * whole path of a layer; llm_adapter_read turns a list that
+                                        * does not fit into `targets` into one; "": none */
+    char base[256]; /* name or path of the model that the adapter was made for; "": unknown */
     char task[32];  /* what the model is for, as PEFT names it: "CAUSAL_LM"; "": not said */
 } llm_adapter;
 
-/* Records an error about the config of a folder. Returns 0. */
+/* Sets *why to "FOLDER/adapter_config.json: KEY WHAT". Returns 0. */
 static int llm_adapter_refuse(tsh_error *why, const char *folder, const char *key,
                               const char *what) {
     (void)tsh_error_set(why, TSH_ERR_UNSUPPORTED, -1, "%.300s/adapter_config.json: %.80s %s",
@@ -60,8 +60,8 @@ static int llm_adapter_usual(const cJSON *item) {
             (!item->valuestring[0] || strcmp(item->valuestring, "none") == 0));
 }
 
-/* Refuses keys, of later versions of PEFT too, that may change what an adapter computes, or add
- * tensors other than A and B. Returns 0 and *why then. */
+/* Returns 0 and sets *why if the config has a key, such as one of a later version of PEFT, that may
+ * change what an adapter computes, or add tensors other than A and B. */
 static int llm_adapter_keys(const cJSON *json, const char *folder, tsh_error *why) {
     /* the keys that llm_adapter_parse reads, and those that matter only before or while the adapter
      * is trained */
@@ -83,14 +83,14 @@ static int llm_adapter_keys(const cJSON *json, const char *folder, tsh_error *wh
     return 1;
 }
 
-/* Returns a key's text; "" if it is no text. */
+/* Returns the string of a key; "" if the key is absent or its value is no string. */
 static const char *llm_adapter_string(const cJSON *json, const char *key) {
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, key));
     return text ? text : "";
 }
 
-/* Reads a number from `least` to `most`; `otherwise` if the key is absent or null. Returns 0 and
- * *why if it is another one, or no number. */
+/* Sets *value to the number of a key; to `otherwise` if the key is absent or null. Returns 0 and
+ * sets *why if the key has no number from `least` to `most`. */
 static int llm_adapter_number(const cJSON *json, const char *key, double least, double most,
                               double otherwise, double *value, const char *folder,
                               tsh_error *why) {
@@ -104,7 +104,8 @@ static int llm_adapter_number(const cJSON *json, const char *key, double least, 
     return llm_adapter_refuse(why, folder, key, what);
 }
 
-/* Reads rank, alpha and so on. Returns 0 and *why if tsh_lora takes no such values. */
+/* Reads r, lora_alpha, lora_dropout and use_rslora to a->lora. Returns 0 and sets *why if tsh_lora
+ * does not take their values. */
 static int llm_adapter_values(llm_adapter *a, const cJSON *json, const char *folder,
                               tsh_error *why) {
     const cJSON *rslora = cJSON_GetObjectItemCaseSensitive(json, "use_rslora");
@@ -121,8 +122,8 @@ static int llm_adapter_values(llm_adapter *a, const cJSON *json, const char *fol
            llm_adapter_refuse(why, folder, "use_rslora", "is not true or false");
 }
 
-/* Appends a text to a->pattern, with quotes 1 so that it matches itself. Returns 0: there is no
- * room. */
+/* Appends a text to the regular expression a->pattern; quotes 1: with backslashes, so that the text
+ * matches itself. Returns 0 if there is no room. */
 static int llm_adapter_append(llm_adapter *a, const char *text, int quotes) {
     size_t n = strlen(a->pattern);
     for (; *text; text++) {
@@ -135,7 +136,8 @@ static int llm_adapter_append(llm_adapter *a, const char *text, int quotes) {
     return 1;
 }
 
-/* Compiles a->pattern. The caller frees it; NULL and *why: it is wrong, or there is no memory. */
+/* Returns the regular expression a->pattern, compiled; the caller frees it. Returns NULL and sets
+ * *why if it is invalid, or there is not enough memory. */
 static pcre2_code *llm_adapter_compile(const llm_adapter *a, tsh_error *why) {
     int number;
     size_t at;
@@ -152,8 +154,8 @@ static pcre2_code *llm_adapter_compile(const llm_adapter *a, tsh_error *why) {
     return NULL;
 }
 
-/* Sets what target_modules says: "all-linear", a regular expression, or a list of names. Returns 0
- * and *why if it is none of these. */
+/* Sets a->targets or a->pattern from target_modules: "all-linear", a regular expression, or a list
+ * of names. Returns 0 and sets *why if it is none of these. */
 static int llm_adapter_targets(llm_adapter *a, const cJSON *targets, const char *folder,
                                tsh_error *why) {
     const char *text = cJSON_GetStringValue(targets);
@@ -196,8 +198,8 @@ static int llm_adapter_targets(llm_adapter *a, const cJSON *targets, const char 
            llm_adapter_refuse(why, folder, "target_modules", "has too many names");
 }
 
-/* Fills in *a from the parsed config of a folder. Returns 0 and *why if it is none that tsh_lora
- * can compute. */
+/* Fills in *a from a folder's config, parsed. Returns 0 and sets *why if tsh_lora cannot compute
+ * such an adapter. */
 static int llm_adapter_parse(llm_adapter *a, const cJSON *json, const char *folder,
                              tsh_error *why) {
     const char *init = llm_adapter_string(json, "init_lora_weights");
@@ -207,7 +209,7 @@ static int llm_adapter_parse(llm_adapter *a, const cJSON *json, const char *fold
     if (strcmp(llm_adapter_string(json, "peft_type"), "LORA") != 0)
         return llm_adapter_refuse(why, folder, "peft_type", "is not \"LORA\"");
     if (!llm_adapter_keys(json, folder, why) || !llm_adapter_values(a, json, folder, why)) return 0;
-    /* PEFT changes the base model, too, by initial values of some names */
+    /* with other methods of initialization, such as "pissa", PEFT also changes the base model */
     if (*init && strcmp(init, "gaussian") != 0)
         return llm_adapter_refuse(why, folder, "init_lora_weights",
                                   "names initial values that change the base model");
@@ -236,11 +238,11 @@ LLM_ADAPTER_API int llm_adapter_read(llm_adapter *a, const char *folder, tsh_err
     return ok;
 }
 
-/* Writes to `name`, of `size` bytes, the name that PEFT knows a module by, of which `path` is the
- * path below the module that llm_adapter_add_named is given. */
+/* Callback of llm_adapter_add_named: writes into `name` (`size` bytes) the name that PEFT has for
+ * the module at `path`, a path below the module that llm_adapter_add_named is given. */
 typedef void (*llm_adapter_name_fn)(const char *path, char *name, size_t size, const void *user);
 
-/* Adapters that are being added. */
+/* State of llm_adapter_add_named while it walks through the modules. */
 typedef struct llm_adapter_adding {
     const llm_adapter *a;
     tsh_module *root;
@@ -248,8 +250,8 @@ typedef struct llm_adapter_adding {
     pcre2_match_data *match;
     llm_adapter_name_fn name;
     const void *user;
-    int found[LLM_ADAPTER_TARGETS]; /* 1: a layer has had the name */
-    int added;                      /* number of layers */
+    int found[LLM_ADAPTER_TARGETS]; /* found[i]: 1 if a layer with the name a->targets[i] was met */
+    int added;                      /* number of layers that got an adapter so far */
 } llm_adapter_adding;
 
 /* Returns 1 if a layer of this name is to have an adapter. */
@@ -287,8 +289,9 @@ static void llm_adapter_walk(llm_adapter_adding *w, tsh_module *module) {
     }
 }
 
-/* Adds the adapters to all layers below module that `a` names, as PEFT does. name: gives a layer's
- * name; NULL: its path below module. */
+/* Adds the adapters to all layers below module that `a` names, as PEFT does. name: callback that
+ * gives the name of a layer, to be compared with those in `a`; NULL: the layer's path below
+ * module. */
 LLM_ADAPTER_API tsh_result llm_adapter_add_named(tsh_module *module, const llm_adapter *a,
                                                  llm_adapter_name_fn name, const void *user) {
     llm_adapter_adding w;
@@ -314,7 +317,8 @@ LLM_ADAPTER_API tsh_result llm_adapter_add_named(tsh_module *module, const llm_a
     pcre2_code_free(w.code);
     for (int i = 0; i < a->count && tsh_ok(ctx); i++) {
         (void)snprintf(pattern, sizeof pattern, "**.%s", a->targets[i]);
-        if (!w.found[i]) (void)tsh_lora(module, pattern, &a->lora); /* fails, and says why */
+        /* no layer has this name: tsh_lora records the error */
+        if (!w.found[i]) (void)tsh_lora(module, pattern, &a->lora);
     }
     if (tsh_ok(ctx) && !a->count && !w.added)
         (void)tsh_fail(ctx, TSH_ERR_ARGUMENT,
@@ -328,8 +332,8 @@ LLM_ADAPTER_API tsh_result llm_adapter_add(tsh_module *module, const llm_adapter
     return llm_adapter_add_named(module, a, NULL, NULL);
 }
 
-/* Sets path to folder/adapter_model.safetensors, and *desc to the options of loading and saving it:
- * those of `names`, and the name of the adapter. */
+/* Sets path to folder/adapter_model.safetensors, and *desc to the options for loading and saving
+ * it: a copy of `names` with the adapter's name (PEFT: "default"). */
 static void llm_adapter_file(const llm_adapter *a, const char *folder, const tsh_file_desc *names,
                              tsh_file_desc *desc, char path[4096]) {
     *desc = *names;
@@ -338,8 +342,8 @@ static void llm_adapter_file(const llm_adapter *a, const char *folder, const tsh
 }
 
 /* Reads A and B of the adapters, which the module has already, from
- * folder/adapter_model.safetensors. names: its .prefix and .rename lead from the names in the file
- * to those in the module, as in tsh_load_with; .broadcast. */
+ * folder/adapter_model.safetensors. names: options for tsh_load_with; .prefix and .rename map the
+ * names in the file to those in the module. */
 LLM_ADAPTER_API tsh_result llm_adapter_load_with(tsh_module *module, const llm_adapter *a,
                                                  const char *folder, const tsh_file_desc *names) {
     char path[4096];
@@ -348,15 +352,16 @@ LLM_ADAPTER_API tsh_result llm_adapter_load_with(tsh_module *module, const llm_a
     return tsh_load_with(module, path, NULL, &desc);
 }
 
-/* The same for a module with the names of the file. prefix: what names in the file begin with, such
- * as "base_model.model.transformer"; NULL: "base_model.model". */
+/* Reads the adapters like llm_adapter_load_with, into a module whose layers are named as in the
+ * file. prefix: what names in the file begin with, such as "base_model.model.transformer"; NULL:
+ * "base_model.model". */
 LLM_ADAPTER_API tsh_result llm_adapter_load(tsh_module *module, const llm_adapter *a,
                                             const char *folder, const char *prefix) {
     const tsh_file_desc names = {.prefix = prefix};
     return llm_adapter_load_with(module, a, folder, &names);
 }
 
-/* Returns a text as JSON, null if it is empty. */
+/* Returns a text as a JSON string; as null if it is empty. */
 static cJSON *llm_adapter_text(const char *text) {
     return *text ? cJSON_CreateString(text) : cJSON_CreateNull();
 }
@@ -400,8 +405,9 @@ static tsh_result llm_adapter_write_config(const llm_adapter *a, const char *fol
     return result;
 }
 
-/* Writes both files to a folder that exists; names as in llm_adapter_load_with. The config is
- * written by rank 0, and last: a folder that has one is complete. Call it on every rank. */
+/* Writes adapter_model.safetensors and adapter_config.json to a folder that exists; names as in
+ * llm_adapter_load_with. Rank 0 writes the config last, so a folder that has one is complete. Call
+ * it on every rank. */
 LLM_ADAPTER_API tsh_result llm_adapter_save_with(tsh_module *module, const llm_adapter *a,
                                                  const char *folder, const tsh_file_desc *names) {
     tsh_ctx *ctx = tsh_module_ctx(module);
@@ -415,7 +421,8 @@ LLM_ADAPTER_API tsh_result llm_adapter_save_with(tsh_module *module, const llm_a
     return llm_agree(ctx, &why);
 }
 
-/* The same for a module with the names of the file; prefix as in llm_adapter_load. */
+/* Writes the files like llm_adapter_save_with, with the module's own names of layers after a
+ * prefix, which is as in llm_adapter_load. */
 LLM_ADAPTER_API tsh_result llm_adapter_save(tsh_module *module, const llm_adapter *a,
                                             const char *folder, const char *prefix) {
     const tsh_file_desc names = {.prefix = prefix};

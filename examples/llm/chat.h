@@ -38,18 +38,18 @@ typedef struct chat_message {
     const char *text;
 } chat_message;
 
-/* Where an answer stands in the text of a conversation: bytes [begin, end), from where a model goes
- * on after its prompt, to the end of what ends the answer. */
+/* Bytes [begin, end) of an answer in the text of a conversation: from where the model begins to
+ * write, to the end of the string that ends its turn. */
 typedef struct chat_span {
     size_t begin, end;
 } chat_span;
 
-/* Where a template puts the system message. */
+/* Where a template puts the conversation's system message. */
 typedef enum chat_place {
-    CHAT_OWN,      /* as a message of its own, like the others */
-    CHAT_NOWHERE,  /* not at all: a system message is an error */
-    CHAT_IN_FIRST, /* within the first message of the user, before its text */
-    CHAT_IN_LAST   /* within the last message, if it is the user's, before its text */
+    CHAT_OWN,      /* the system message stands alone, like the other messages */
+    CHAT_NOWHERE,  /* a system message is an error */
+    CHAT_IN_FIRST, /* the system message is put into the user's first message, before its text */
+    CHAT_IN_LAST   /* the system message is put into the last message, if that is the user's */
 } chat_place;
 
 /* Flags of chat_style.changes: for which roles white space is stripped at both ends of a message's
@@ -61,8 +61,9 @@ enum {
     CHAT_TRIM = 7, /* white space is stripped for all roles */
     /* CHAT_IN_FIRST: the system message and the user's text are joined first, then stripped */
     CHAT_TRIM_JOINED = 8,
-    CHAT_NO_THOUGHTS = 16, /* an answer loses all up to its last </think>, unless it is learnt */
-    CHAT_EOS_LAST = 32     /* {eos} stands after the last message, if no answer is asked for */
+    /* an answer loses its text up to the last </think>, unless the model is trained on it */
+    CHAT_NO_THOUGHTS = 16,
+    CHAT_EOS_LAST = 32 /* {eos} follows the last message of a conversation that a model learns */
 };
 
 /* How a template renders messages. {bos}, {eos} and {today} in the strings stand for the model's
@@ -72,8 +73,8 @@ typedef struct chat_style {
     uint64_t texts[2];        /* chat_hash of the templates that this style renders; 0: none */
     const char *start;        /* text before all messages */
     const char *around[3][2]; /* [role][0] comes before a message's text, [role][1] after it */
-    const char *prompt;       /* text after the last message, where the answer begins; the text
-                               * before an answer of the conversation begins with it */
+    const char *prompt;       /* text after the last message, after which the model writes its
+                               * answer; around[CHAT_ASSISTANT][0] begins with it */
     const char *usual;        /* system message if the conversation has none; NULL: none */
     chat_place place;
     int changes; /* how messages' texts are changed: flags, CHAT_TRIM_SYSTEM ... */
@@ -192,7 +193,7 @@ static void chat_append(chat_text *text, const char *more, size_t n) {
     text->at[text->length] = 0;
 }
 
-/* Appends a string of a style, with the values of {bos}, {eos} and {today}. */
+/* Appends a string of a chat_style, with {bos}, {eos} and {today} replaced by their values. */
 static void chat_fill(chat_text *text, const chat_format *format, const char *from) {
     const struct {
         const char *name, *value;
@@ -211,8 +212,8 @@ static void chat_fill(chat_text *text, const chat_format *format, const char *fr
     }
 }
 
-/* Returns the length in bytes of the white space character at `at`, as Python's str.isspace defines
- * it, where n bytes are left; 0: there is none. */
+/* Returns the length in bytes of the white space character (as Python's str.isspace defines it)
+ * with which the n bytes of UTF-8 at `at` begin; 0: they begin with none. */
 static size_t chat_space(const unsigned char *at, size_t n) {
     const unsigned code = n > 1 && (at[0] & 0xe0) == 0xc0 ? (at[0] & 0x1fu) << 6 | (at[1] & 0x3fu)
                           : n > 2 && (at[0] & 0xf0) == 0xe0
@@ -241,7 +242,7 @@ static size_t chat_trim(const char **text, size_t n) {
 
 /* -- rendering a conversation ------------------------------------------------- */
 
-/* Appends the text of a message, changed as the style says. */
+/* Appends the text of a message, changed as style->changes says: without thoughts, stripped. */
 static void chat_content(chat_text *text, const chat_style *style, const chat_message *message) {
     const char *at = message->text, *thoughts = at;
     if (message->role == CHAT_ASSISTANT && (style->changes & CHAT_NO_THOUGHTS)) {
@@ -253,7 +254,7 @@ static void chat_content(chat_text *text, const chat_style *style, const chat_me
     chat_append(text, at, n);
 }
 
-/* Appends the text of a message of the user with the system message before it. */
+/* Appends the system message and the text of a message of the user as one text. */
 static void chat_joined(chat_text *text, const chat_format *format, const chat_message *system,
                         const chat_message *user) {
     const chat_style *style = format->style;
@@ -273,8 +274,8 @@ static void chat_joined(chat_text *text, const chat_format *format, const chat_m
     text->at[text->length = from + n] = 0;
 }
 
-/* Appends an answer that is learnt, in a style with CHAT_NO_THOUGHTS: its thoughts, which may be
- * none, between tags, and what follows its last </think>. */
+/* Appends an answer that the model is trained on, in a style with CHAT_NO_THOUGHTS: its thoughts,
+ * which may be empty, between <think> and </think>, then what follows its last </think>. */
 static void chat_thoughts(chat_text *text, const char *answer) {
     const char *end = strstr(answer, "</think>"), *from = answer, *at = answer;
     size_t n = end ? (size_t)(end - answer) : 0;
@@ -290,9 +291,9 @@ static void chat_thoughts(chat_text *text, const char *answer) {
     chat_append(text, answer, strlen(answer));
 }
 
-/* Appends a message between the strings of its role. system: the system message that stands before
- * its text; NULL: none. learnt: 1 for an answer that a model learns to give. Returns where in the
- * text an answer begins. */
+/* Appends a message between the strings of its role (style->around). system: the system message to
+ * join with its text; NULL: none. learnt: 1 for an answer that the model is trained on. Returns the
+ * index in `text` at which the model begins to write, if the message is an answer. */
 static size_t chat_turn(chat_text *text, const chat_format *format, const chat_message *system,
                         const chat_message *message, int learnt) {
     const chat_style *style = format->style;
@@ -307,15 +308,15 @@ static size_t chat_turn(chat_text *text, const chat_format *format, const chat_m
     return begin;
 }
 
-/* Renders a conversation. spans NULL: up to where the next answer begins; else as
- * chat_render_answers. */
+/* Renders a conversation: if spans is NULL, as chat_render does, up to where the next answer
+ * begins; else as chat_render_answers does. */
 static char *chat_write(chat_format *format, const chat_message *messages, size_t n, size_t first,
                         chat_span *spans) {
     const chat_style *style = format->style;
     const chat_message usual = {CHAT_SYSTEM, style->usual};
     const chat_message *system = n > 0 && messages->role == CHAT_SYSTEM ? messages : NULL;
     const size_t begin = system != NULL;
-    size_t last = n; /* CHAT_IN_LAST: how many messages there are up to the one that is joined */
+    size_t last = n; /* CHAT_IN_LAST: the system message is joined with messages[last - 1] */
     chat_text text = {NULL, 0, 0};
     if (system && style->place == CHAT_NOWHERE) {
         snprintf(format->error, sizeof format->error, "the template %s takes no system message",
@@ -353,12 +354,12 @@ CHAT_API char *chat_render(chat_format *format, const chat_message *messages, si
     return chat_write(format, messages, n, n, NULL);
 }
 
-/* Renders a whole conversation, from which a model learns the answers among messages[first] and
- * those after it. spans: of n messages; those of these answers are set. The text is that of
- * apply_chat_template without add_generation_prompt, with three additions: with a template that
- * shows thoughts in the last answer alone, all learnt answers have them, as in the training
- * templates of TRL; one that puts the system message into the last message puts it into the last of
- * the user; and answers of style none end with the eos token. Returns as chat_render. */
+/* Renders a whole conversation, to train a model on the answers among messages[first] and those
+ * after it. spans: an array of n; spans[i] is set if messages[i] is such an answer. The text is
+ * that of apply_chat_template without add_generation_prompt, but for three changes: a template that
+ * shows thoughts in the last answer alone shows them in all answers to train on, as TRL's training
+ * templates do; one that puts the system message into the last message puts it into the user's last
+ * one; and answers of style "none" end with the eos token. Returns as chat_render. */
 CHAT_API char *chat_render_answers(chat_format *format, const chat_message *messages, size_t n,
                                    size_t first, chat_span *spans) {
     return chat_write(format, messages, n, first, spans);
@@ -381,9 +382,9 @@ CHAT_API char *chat_end(const chat_format *format) {
 
 /* -- which template a model has ------------------------------------------------ */
 
-/* Returns the FNV-1a hash of a template's text. A newline that is written as the two characters
- * "\n", as in JSON within JSON, counts as a newline; one at the end of the text is left out, as
- * Jinja does. */
+/* Returns the FNV-1a hash of a template's text. A newline written as a backslash and an n, as in
+ * JSON within JSON, counts as a newline; a newline at the end of the text is left out, as in
+ * Jinja. */
 static uint64_t chat_hash(const char *text) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (; *text; text++) {
@@ -448,10 +449,10 @@ static const char *chat_template(const cJSON *config) {
     return NULL;
 }
 
-/* Chooses the style by the texts of tokenizer_config.json (config) and chat_template.jinja, each of
- * which may be NULL; the template of the latter has priority. name: the name of a style to use
- * in place of the one that fits the template; NULL: none. Returns 0: format->error says why not.
- * Call chat_close in either case. */
+/* Chooses the style that renders the model's chat template. config, jinja: texts of
+ * tokenizer_config.json and chat_template.jinja, each of which may be NULL; the template of the
+ * latter has priority. name: the name of a style to use instead; NULL: none. Returns 0 and
+ * format->error if no style fits. Call chat_close in either case. */
 CHAT_API int chat_open(chat_format *format, const char *config, const char *jinja,
                        const char *name) {
     const time_t now = time(NULL);

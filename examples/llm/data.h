@@ -31,9 +31,9 @@
  *     {"chosen": ..., "rejected": ...}                       what both begin with is the prompt
  *
  * Tokens and losses are those of TRL 1.16. Texts that are no conversations get the end-of-text
- * token at their end, unless they have it. A completion begins at the first token that differs
- * between prompt and completion as one text, and the prompt alone. An answer includes what the
- * template writes after it, so that the model learns to stop.
+ * token at their end, unless they have it. Prompt and completion are tokenized as one text; the
+ * completion begins at the first token that differs from those of the prompt alone. An answer
+ * includes what the template writes after it, so that the model learns to stop.
  *
  * Any other file is one text, cut into rows of `length` tokens.
  *
@@ -49,7 +49,7 @@
 /* A batch of tokens: arrays of shape (rows, length). All zeros: an empty one. */
 typedef struct llm_batch {
     int64_t rows, length;
-    int32_t *ids;       /* the tokens */
+    int32_t *ids;       /* ids of the tokens that the model reads */
     int32_t *targets;   /* the token after each token; -100: it has no loss, or is padding */
     int32_t *segments;  /* index of each token's sequence among those of its row; -1: padding */
     int32_t *places;    /* position of each token in its sequence */
@@ -67,11 +67,11 @@ typedef struct llm_batch_of {
     int64_t replica, replicas; /* replica `replica` of `replicas`; 0, 0: there is one */
 } llm_batch_of;
 
-/* Makes the batches of one rank. */
+/* The state of a rank that makes batches of the documents. */
 typedef struct llm_reader {
     const llm_data *data;
     tsh_ctx *ctx;
-    llm_rows train, held; /* rows of the current epoch; of the held-out documents */
+    llm_rows train, held; /* train: rows of the current epoch; held: of the held-out documents */
 } llm_reader;
 
 /* -- opening ------------------------------------------------------------------------------ */
@@ -88,8 +88,8 @@ LLM_DATA_API int llm_data_is_json(const char *path) {
     return 0;
 }
 
-/* Cuts tokens [from, to) of a text into sequences, each as long as a row. The last token of each is
- * a target only, and is the first one that the next row reads. */
+/* Cuts tokens [from, to) of a text into sequences of a row each. The last token of a sequence is a
+ * target only; the next sequence begins with it. Returns 0 after an error. */
 static int llm_data_cut(llm_data_file *f, int64_t from, int64_t to) {
     const int64_t length = f->data->desc.length;
     for (int64_t at = from; at + 1 < to; at += length) {
@@ -100,8 +100,8 @@ static int llm_data_cut(llm_data_file *f, int64_t from, int64_t to) {
     return 1;
 }
 
-/* Reads a file that is one text. every: as desc.held_every. Sets *begin to the first of the
- * held-out documents. Returns 0 after an error. */
+/* Reads a file that is one text. every: as desc.held_every. Sets *begin to the index of the first
+ * held-out document. Returns 0 after an error. */
 static int llm_data_plain(llm_data_file *f, int64_t every, int64_t *begin) {
     llm_data *d = f->data;
     llm_data_tokens tokens = {NULL, 0, 0};
@@ -120,8 +120,8 @@ static int llm_data_plain(llm_data_file *f, int64_t every, int64_t *begin) {
     return ok && llm_data_cut(f, ends, d->tokens);
 }
 
-/* Reads a file into `part`. every: as desc.held_every, of which documents go into `held`; 0: none
- * do. Returns 0 after an error. */
+/* Reads a file into `part`, but the last 1/every of its documents into `held` (desc.held_every);
+ * every 0: all into `part`. Returns 0 after an error. */
 static int llm_data_read(llm_data *d, const char *path, int64_t every, llm_data_part *part,
                          llm_data_part *held) {
     llm_data_file f;
@@ -188,7 +188,7 @@ LLM_DATA_API int llm_data_open(llm_data *data, const llm_data_desc *desc) {
                        &data->held) ||
         (desc->held_path && !llm_data_read(data, desc->held_path, 0, &data->held, NULL)))
         return 0;
-    /* the rest of a longer row would be padding: saves memory */
+    /* saves memory: a row longer than all tokens together would only have more padding */
     if (data->desc.length > data->tokens) data->desc.length = data->tokens;
     return llm_data_count_part(data, &data->train) && llm_data_count_part(data, &data->held);
 }
@@ -199,8 +199,8 @@ LLM_DATA_API void llm_data_close(llm_data *data) {
     memset(data, 0, sizeof *data);
 }
 
-/* Begins to make batches. Close the reader before the data. ctx: this rank's, whose seed orders the
- * documents if desc.seed is 0; NULL: they stay in the order of the file. */
+/* Initializes a reader, which makes the batches of one rank. Close it before the data. ctx: the
+ * rank's; its seed orders the documents if desc.seed is 0; NULL: they stay in the file's order. */
 LLM_DATA_API void llm_reader_open(llm_reader *reader, const llm_data *data, tsh_ctx *ctx) {
     memset(reader, 0, sizeof *reader);
     reader->data = data;
@@ -222,7 +222,7 @@ LLM_DATA_API void llm_batch_free(llm_batch *batch) {
     memset(batch, 0, sizeof *batch);
 }
 
-/* Gives the batch `rows` rows of padding. Returns 0: not enough memory. */
+/* Sets the batch to `rows` rows of `length` padding tokens. Returns 0: not enough memory. */
 static int llm_batch_clear(llm_batch *batch, int64_t rows, int64_t length, int32_t padding) {
     const size_t n = (size_t)(rows * length);
     if (batch->rows * batch->length != rows * length) {
@@ -249,7 +249,7 @@ static int llm_batch_clear(llm_batch *batch, int64_t rows, int64_t length, int32
     return 1;
 }
 
-/* Writes a sequence to the batch's arrays, from index `at` on. Returns the index after it. */
+/* Writes a sequence to the batch's arrays, from index `at` on. Returns the index after its end. */
 static int64_t llm_batch_add(llm_batch *batch, const llm_data *d, const llm_sequence *s, int64_t at,
                              int32_t segment, int64_t document) {
     const int32_t *ids = d->ids + s->at;
@@ -264,8 +264,8 @@ static int64_t llm_batch_add(llm_batch *batch, const llm_data *d, const llm_sequ
     return at;
 }
 
-/* Writes row `row` of the part to row `to` of the batch; of preferences, the rejected answers to
- * row `to` of `rejected`. */
+/* Writes the documents in row `row` of the part to row `to` of the batch. Of preferences, `batch`
+ * gets the chosen answers, and `rejected` the rejected ones in the same row. */
 static void llm_batch_row(const llm_data *d, const llm_data_part *part, const llm_rows *rows,
                           int64_t row, int64_t to, llm_batch *batch, llm_batch *rejected) {
     int64_t at = to * d->desc.length, other = at;
@@ -283,7 +283,7 @@ static void llm_batch_row(const llm_data *d, const llm_data_part *part, const ll
 static int64_t llm_batch_first(const llm_batch_of *of) {
     const int64_t micros = of->micros > 0 ? of->micros : 1;
     const int64_t replicas = of->replicas > 0 ? of->replicas : 1;
-    const int64_t most = INT32_MAX; /* rows of a step, too, so that no product overflows */
+    const int64_t most = INT32_MAX; /* limit of steps, and of a step's rows: no product overflows */
     if (of->step < 0 || of->step > most || of->rows < 1 || of->micro < 0 || of->micro >= micros ||
         of->replica < 0 || of->replica >= replicas || micros > most / replicas ||
         of->rows > most / (replicas * micros))

@@ -1,5 +1,5 @@
-/* data_file.h - what data.h reads: the lines of a file, and the sequences of tokens that are made
- * of them. Include data.h. */
+/* data_file.h - reads the lines of a file for data.h, and stores the sequences of tokens that are
+ * made of them. Include data.h. */
 #ifndef LLM_DATA_FILE_H
 #define LLM_DATA_FILE_H
 
@@ -17,17 +17,18 @@
 #define LLM_DATA_API static
 #endif
 
-/* What is read, and how. 0 is the default of every field after `length`. */
+/* Options of llm_data_open: the files to read, and how to read them. 0 is the default of every
+ * field after `length`. */
 typedef struct llm_data_desc {
-    const char *path;    /* file to learn from */
+    const char *path;    /* file of documents to train on (with --evaluate: to evaluate on) */
     text_codec *codec;   /* tokenizer; used by llm_data_open only */
-    int64_t length;      /* tokens in a row of a batch: the longest context that is learnt. If all
-                          * that is read has fewer tokens, rows have so many */
+    int64_t length;      /* tokens in a row of a batch: the longest context that is learnt. If the
+                          * files have fewer tokens in all, a row has that many */
     chat_format *format; /* chat template; NULL: conversations are refused */
     const char *eos;     /* end-of-text token, as text; NULL: that of `format`; "": none is added */
     const char *held_path; /* file of held-out documents; NULL: see held_every */
-    int64_t held_every;    /* N: of `path`, the last N-th of the documents, or of the tokens of a
-                            * plain text, is held out; 0: nothing is */
+    int64_t held_every;    /* N: the last 1/N of `path` is held out: of its documents, or of the
+                            * tokens of a plain text; 0: nothing is */
     uint64_t seed;         /* seed of the order of documents; 0: the ctx's seed */
     int all;               /* 1: the tokens of prompts have a loss, too, but not in preferences */
     int unpacked;          /* 1: a row has one sequence; 0: as many as there is room for */
@@ -39,19 +40,20 @@ typedef struct llm_data_desc {
  * or a row of a plain text. The model reads all of its tokens but the last, which is a target
  * only. */
 typedef struct llm_sequence {
-    int64_t at;      /* index of its first token in llm_data.ids */
+    int64_t at;      /* index of the sequence's first token in llm_data.ids */
     int32_t inputs;  /* number of tokens that the model reads */
     int32_t answers; /* number of targets with a loss */
 } llm_sequence;
 
-/* The documents to learn from, or the held-out ones. */
+/* A part of all documents: those to learn from, or the held-out ones. */
 typedef struct llm_data_part {
     int64_t first, count;    /* documents [first, first + count) of llm_data */
-    int64_t rows;            /* rows that they fill */
-    int64_t inputs, answers; /* tokens that a model reads; targets with a loss */
+    int64_t rows;            /* number of rows that these documents fill */
+    int64_t inputs, answers; /* numbers of tokens that a model reads, and of targets with a loss */
 } llm_data_part;
 
-/* All that was read. It does not change after llm_data_open, so ranks that are threads share it. */
+/* All documents of the files. They do not change after llm_data_open, so ranks that are threads
+ * share them. */
 typedef struct llm_data {
     llm_data_desc desc;
     llm_data_part train, held;
@@ -60,8 +62,8 @@ typedef struct llm_data {
     int32_t *ids; /* tokens of all sequences; a token without a loss is stored as ~token */
     llm_sequence *sequences;
     int64_t tokens, documents; /* length of `ids`; number of documents */
-    int64_t dropped;  /* number of documents that were left out, as no target has a loss, or, with
-                       * desc.truncate, none of the first desc.length has */
+    int64_t dropped;  /* number of documents that were left out because no target (desc.truncate:
+                       * none of the first desc.length targets) has a loss */
     int64_t ids_room; /* capacity of `ids` */
     int64_t room;     /* capacity of `sequences` */
     char error[1024]; /* one sentence; "": no error so far */
@@ -69,21 +71,21 @@ typedef struct llm_data {
 
 /* -- reading a file line by line ----------------------------------------------- */
 
-/* A file that is being read, and what is made of its lines. */
+/* A data file that is being read, and the conversation on its current line. */
 typedef struct llm_data_file {
     llm_data *data;
     const char *path;
     FILE *file;
     int64_t line;            /* number of the line that was read last, from 1 on; 0: none */
-    char *text;              /* buffer; bytes [begin, end) were read, and are no line so far */
+    char *text;              /* buffer; bytes [begin, end) wait to be returned as lines */
     size_t begin, end, room; /* room: capacity of `text`, in bytes */
     int ended;               /* 1: all of the file was read */
     chat_message *messages;  /* the line's conversation; its texts belong to the line's JSON */
-    chat_span *spans;        /* spans[i]: where messages[i] stands, see chat_render_answers */
+    chat_span *spans;        /* spans[i]: bytes of answer messages[i], see chat_render_answers */
     size_t count, most;      /* number of messages; capacity of `messages` and `spans` */
 } llm_data_file;
 
-/* Tokens of a document, of which the first `prompt` are the prompt's. */
+/* Tokens of a document. The first `prompt` of its `count` tokens are the prompt's. */
 typedef struct llm_data_tokens {
     int32_t *ids;
     int64_t count, prompt;
@@ -107,7 +109,8 @@ LLM_DATA_API int llm_data_wrong(llm_data_file *f, const char *format, ...) {
     return 0;
 }
 
-/* Reads more of the file, after the bytes [begin, end), which move to the front of the buffer. */
+/* Reads more of the file into the buffer, after the bytes [begin, end), which move to its front.
+ * Returns 0 after an error. */
 static int llm_data_more(llm_data_file *f) {
     const size_t left = f->end - f->begin;
     size_t got;
@@ -136,7 +139,7 @@ static int llm_data_more(llm_data_file *f) {
     return 1;
 }
 
-/* Returns the next line, *length bytes and a zero byte; NULL: there is none, or an error. */
+/* Returns the next line, *length bytes and a zero byte; NULL: the file has ended, or an error. */
 LLM_DATA_API char *llm_data_line(llm_data_file *f, size_t *length) {
     char *newline = NULL, *line;
     while (!f->text || !(newline = (char *)memchr(f->text + f->begin, '\n', f->end - f->begin)))
@@ -144,7 +147,7 @@ LLM_DATA_API char *llm_data_line(llm_data_file *f, size_t *length) {
     if (f->data->error[0] || (!newline && f->begin == f->end)) return NULL;
     line = f->text + f->begin;
     *length = newline ? (size_t)(newline - line) : f->end - f->begin;
-    line[*length] = 0; /* there is room for it: llm_data_more leaves a byte free */
+    line[*length] = 0; /* llm_data_more leaves a byte free for this 0 */
     f->begin += *length + (newline != NULL);
     f->line++;
     return line;
@@ -169,7 +172,7 @@ LLM_DATA_API const char *llm_data_whole(llm_data_file *f, size_t *length) {
     mark = llm_data_mark(f->text, all);
     *length = all - mark;
     if (valid == all && *length > 0) return f->text + mark;
-    f->line = valid < all; /* else the file is empty, which is an error of no line */
+    f->line = valid < all; /* 0 (the error names no line) if the file is empty */
     for (size_t i = 0; i < valid; i++) f->line += f->text[i] == '\n';
     if (valid == all)
         (void)llm_data_wrong(f, "the file is empty");
@@ -209,8 +212,8 @@ LLM_DATA_API int llm_data_encode(llm_data_file *f, const char *text, size_t leng
     return llm_data_wrong(f, "%s", codec->error);
 }
 
-/* Returns how many tokens the whole text and its first `length` bytes alone begin with in common;
- * -1: an error. tokens: those of the whole text. */
+/* Tokenizes the first `length` bytes of a text alone. Returns how many of their first tokens are
+ * also the first ones of the whole text (`tokens`); -1: an error. */
 LLM_DATA_API int64_t llm_data_shared(llm_data_file *f, const llm_data_tokens *tokens,
                                      const char *text, size_t length, int special) {
     llm_data_tokens alone;
@@ -222,7 +225,7 @@ LLM_DATA_API int64_t llm_data_shared(llm_data_file *f, const llm_data_tokens *to
     return same;
 }
 
-/* Takes the loss from tokens [from, to), or gives it back to tokens that have none. */
+/* Switches the loss of tokens [from, to) off, or on for those that have none: id becomes ~id. */
 LLM_DATA_API void llm_data_turn(llm_data_tokens *tokens, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) tokens->ids[i] = ~tokens->ids[i];
 }

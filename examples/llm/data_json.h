@@ -1,5 +1,5 @@
-/* data_json.h - makes sequences of tokens of the lines of JSON that data.h reads, in the forms of
- * TRL. Include data.h. */
+/* data_json.h - makes sequences of tokens from lines of JSON, in the forms of TRL that data.h
+ * lists. Include data.h. */
 #ifndef LLM_DATA_JSON_H
 #define LLM_DATA_JSON_H
 
@@ -8,8 +8,8 @@
 
 /* -- texts that are no conversations --------------------------------------------- */
 
-/* Sets *eos to the end-of-text token. Returns its length if it is to be appended to the text; 0: it
- * is not. */
+/* Sets *eos to the end-of-text token. Returns the token's length; 0: it is not to be appended to
+ * the text, which ends with it, or there is no such token. */
 static size_t llm_data_eos(const llm_data *d, const char *text, const char **eos) {
     const size_t length = strlen(text);
     *eos = d->desc.eos ? d->desc.eos : d->desc.format ? d->desc.format->eos : NULL;
@@ -17,8 +17,9 @@ static size_t llm_data_eos(const llm_data *d, const char *text, const char **eos
     return n > 0 && (n > length || strcmp(text + length - n, *eos) != 0) ? n : 0;
 }
 
-/* Tokenizes the n bytes of a prompt, an answer, and the end-of-text token as one text. Sets
- * tokens->prompt to the number of tokens with which the text and the prompt alone begin. */
+/* Tokenizes a prompt of n bytes, an answer and the end-of-text token as one text. Sets
+ * tokens->prompt to how many of its first tokens are also those of the prompt alone. Returns 0
+ * after an error. */
 static int llm_data_join(llm_data_file *f, const char *prompt, size_t n, const char *answer,
                          llm_data_tokens *tokens) {
     const char *eos = NULL;
@@ -35,7 +36,7 @@ static int llm_data_join(llm_data_file *f, const char *prompt, size_t n, const c
     return ok && tokens->prompt >= 0;
 }
 
-/* {"text": ...} */
+/* Adds the document of a line {"text": ...}. Returns 0 after an error. */
 static int llm_data_text(llm_data_file *f, const cJSON *item) {
     const char *text = cJSON_GetStringValue(item);
     llm_data_tokens tokens = {NULL, 0, 0};
@@ -49,7 +50,8 @@ static int llm_data_text(llm_data_file *f, const cJSON *item) {
 
 /* -- conversations ------------------------------------------------------------------ */
 
-/* Appends a message to the conversation: element i of the list under this key. */
+/* Appends a message to the conversation f->messages: item, which is element i of the list of this
+ * key. Returns 0 after an error. */
 static int llm_data_message(llm_data_file *f, const char *key, int i, const cJSON *item) {
     static const char *const roles[] = {"system", "user", "assistant"};
     const char *role = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "role"));
@@ -78,7 +80,8 @@ static int llm_data_message(llm_data_file *f, const char *key, int i, const cJSO
     return 1;
 }
 
-/* Appends a list of messages to the conversation. */
+/* Appends the list of messages of this key to the conversation f->messages. Returns 0 after an
+ * error. */
 static int llm_data_messages(llm_data_file *f, const char *key, const cJSON *list) {
     const cJSON *item;
     int i = 0;
@@ -95,7 +98,8 @@ static int llm_data_messages(llm_data_file *f, const char *key, const cJSON *lis
     return 1;
 }
 
-/* Checks the order of the messages, and that no answer from messages[first] on is empty. */
+/* Checks the order of the messages, and that no answer from messages[first] on is empty. Returns 0
+ * after an error. */
 static int llm_data_check(llm_data_file *f, size_t first) {
     const chat_style *style = f->data->desc.format->style;
     const size_t system = f->messages[0].role == CHAT_SYSTEM;
@@ -118,8 +122,9 @@ static int llm_data_check(llm_data_file *f, size_t first) {
     return 1;
 }
 
-/* Renders the conversation and tokenizes it. Sets spans[i] of each answer from messages[first] on
- * to its tokens [begin, end), and tokens->prompt to the number of those before the first answer. */
+/* Renders the conversation and tokenizes it. For each answer messages[i] from messages[first] on,
+ * sets spans[i] to its tokens [begin, end); sets tokens->prompt to the number of tokens before the
+ * first of these answers. Returns 0 after an error. */
 static int llm_data_render(llm_data_file *f, size_t first, llm_data_tokens *tokens) {
     chat_format *format = f->data->desc.format;
     char *text = chat_render_answers(format, f->messages, f->count, first, f->spans);
@@ -145,7 +150,7 @@ static int llm_data_render(llm_data_file *f, size_t first, llm_data_tokens *toke
     return ok;
 }
 
-/* {"messages": [...]} */
+/* Adds the document of a line {"messages": [...]}. Returns 0 after an error. */
 static int llm_data_chat(llm_data_file *f, const cJSON *list) {
     llm_data_tokens tokens = {NULL, 0, 0};
     size_t first = 0;
@@ -156,8 +161,8 @@ static int llm_data_chat(llm_data_file *f, const cJSON *list) {
     if (first == f->count)
         return llm_data_wrong(f, "\"messages\" has no answer: no message has the role assistant");
     if (!llm_data_check(f, first)) return 0;
-    /* With .all only the last answer is rendered as one that is learnt, with its thoughts if the
-     * template has any, as in TRL. */
+    /* With desc.all, which gives all tokens a loss, only the last answer is rendered as one to
+     * train on (with its thoughts, if the template has any), as in TRL. */
     for (size_t i = first; f->data->desc.all && i < f->count; i++)
         if (f->messages[i].role == CHAT_ASSISTANT) first = i;
     ok = llm_data_render(f, first, &tokens);
@@ -175,7 +180,8 @@ static int llm_data_chat(llm_data_file *f, const cJSON *list) {
 /* -- prompts with an answer, and preferences ------------------------------------------ */
 
 /* Tokenizes a prompt and the answer after it, which are two texts or two conversations. prompt
- * NULL: the first `shared` bytes or messages of the answer are the prompt. key: the answer's. */
+ * NULL: the first `shared` bytes or messages of the answer are the prompt. key: the answer's key in
+ * the JSON line. Returns 0 after an error. */
 static int llm_data_answer(llm_data_file *f, const cJSON *prompt, const char *key,
                            const cJSON *answer, size_t shared, llm_data_tokens *tokens) {
     const char *text = cJSON_GetStringValue(answer);
@@ -204,7 +210,7 @@ static int llm_data_answer(llm_data_file *f, const cJSON *prompt, const char *ke
     return llm_data_check(f, first) && llm_data_render(f, first, tokens);
 }
 
-/* {"prompt": ..., "completion": ...} */
+/* Adds the document of a line {"prompt": ..., "completion": ...}. Returns 0 after an error. */
 static int llm_data_completion(llm_data_file *f, const cJSON *prompt, const cJSON *completion) {
     llm_data_tokens tokens = {NULL, 0, 0};
     int ok = llm_data_answer(f, prompt, "completion", completion, 0, &tokens);
@@ -214,9 +220,10 @@ static int llm_data_completion(llm_data_file *f, const cJSON *prompt, const cJSO
     return ok;
 }
 
-/* Returns how many bytes or messages both answers of a preference begin with. The last character or
- * message of the shorter one is not counted, so that no answer is empty without them, nor is a
- * space before the place where texts differ, which belongs to the answers in TRL. */
+/* Returns how many bytes or messages the two answers of a preference have in common at their
+ * beginning, which are its prompt. The last character or message of the shorter answer is never
+ * among them, so that no answer is empty after the prompt; neither is a space just before the
+ * first difference of two texts, which TRL leaves to the answers. */
 static size_t llm_data_common(const cJSON *chosen, const cJSON *rejected) {
     const char *a = cJSON_GetStringValue(chosen), *b = cJSON_GetStringValue(rejected);
     size_t n = 0;
@@ -230,12 +237,14 @@ static size_t llm_data_common(const cJSON *chosen, const cJSON *rejected) {
     while (a[n] && a[n] == b[n]) n++;
     differ = a[n] && b[n];
     if (n > 0 && !differ) n--;
-    while (n > 0 && ((unsigned char)a[n] & 0xC0) == 0x80) n--; /* to the character's first byte */
+    /* goes back to the first byte of a UTF-8 character */
+    while (n > 0 && ((unsigned char)a[n] & 0xC0) == 0x80) n--;
     return n > 0 && differ && a[n - 1] == ' ' ? n - 1 : n;
 }
 
-/* {"prompt": ..., "chosen": ..., "rejected": ...}. Without a prompt, or if it is a text and the
- * answers are conversations, the prompt is what both answers begin with. */
+/* Adds the preference of a line {"prompt": ..., "chosen": ..., "rejected": ...}. Without a prompt,
+ * or if it is a text and the answers are conversations, the prompt is what both answers begin
+ * with. Returns 0 after an error. */
 static int llm_data_pair(llm_data_file *f, const cJSON *prompt, const cJSON *chosen,
                          const cJSON *rejected) {
     llm_data_tokens pair[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
@@ -261,7 +270,7 @@ static int llm_data_pair(llm_data_file *f, const cJSON *prompt, const cJSON *cho
 
 /* -- lines of JSON ----------------------------------------------------------------------- */
 
-/* Adds the document of a line. */
+/* Adds the document of a line of JSON, in any of its forms. Returns 0 after an error. */
 static int llm_data_object(llm_data_file *f, const cJSON *json) {
     const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(json, "prompt");
     const cJSON *chosen = cJSON_GetObjectItemCaseSensitive(json, "chosen");
@@ -290,7 +299,7 @@ static int llm_data_object(llm_data_file *f, const cJSON *json) {
                           "{\"chosen\", \"rejected\"}");
 }
 
-/* Returns 1 if the JSON text has the escape \u0000, at which a C string would end. */
+/* Returns 1 if the JSON text has the escape \u0000, at which a C string of its value would end. */
 static int llm_data_zero(const char *line) {
     for (const char *at = line; (at = strchr(at, '\\')) != NULL; at += at[1] ? 2 : 1)
         if (strncmp(at, "\\u0000", 6) == 0) return 1;
@@ -314,10 +323,10 @@ static int llm_data_line_check(llm_data_file *f, const char *line, size_t length
 static cJSON *llm_data_parse(llm_data_file *f, const char *line) {
     char why[256];
     cJSON *json;
-    /* cJSON alone would end a text at an escape such as \u12g4 */
+    /* cJSON alone accepts an escape such as \u12g4, and ends the string there */
     if (llm_json_explain(line, why, sizeof why)) {
         (void)llm_data_wrong(f, "this line is not JSON: %s; each line is one {...}",
-                             strstr(why, "column")); /* without "line 1, ", as it is one line */
+                             strstr(why, "column")); /* skips "line 1, " at the beginning of why */
         return NULL;
     }
     json = llm_parse(line);

@@ -5,14 +5,15 @@
 
 #include "data_file.h"
 
-/* Which documents of a part stand in which row: a linked list for each row. */
+/* The documents in each row of a part: a linked list for each row, from the last one backwards. */
 typedef struct llm_rows {
     int64_t count, epoch; /* number of rows; the epoch that they were made for, -1: none */
     int64_t *last;        /* last[row]: the last document in the row; -1: there is none */
-    int64_t *before;      /* before[document]: the one before it in its row; -1: it is the first */
+    int64_t *before;      /* before[document]: the document before it in its row; -1: none */
 } llm_rows;
 
-/* Returns how many places of a row a document needs. */
+/* Returns how many tokens of a row a document takes up: of a preference, as many as its longer
+ * sequence (chosen or rejected). */
 static int64_t llm_data_size(const llm_data *d, int64_t document) {
     if (!d->pairs) return d->sequences[document].inputs;
     const int64_t chosen = d->sequences[2 * document].inputs;
@@ -20,7 +21,7 @@ static int64_t llm_data_size(const llm_data *d, int64_t document) {
     return chosen > rejected ? chosen : rejected;
 }
 
-/* Returns which of the numbers 0 to count - 1 stands at `place` in their order in this epoch; ctx
+/* Returns the number at index `place` of the epoch's random permutation of 0 ... count - 1; ctx
  * NULL: `place` itself. -1: the ctx has an error. */
 LLM_DATA_API int64_t llm_data_order(tsh_ctx *ctx, const llm_data *d, int64_t epoch, int64_t count,
                                     int64_t place) {
@@ -35,20 +36,21 @@ LLM_DATA_API int64_t llm_data_order(tsh_ctx *ctx, const llm_data *d, int64_t epo
     return tsh_sampler_index(ctx, &sampler, 0);
 }
 
-/* The state of packing: best fit decreasing, as TRL's "bfd". The longest document comes first, and
- * each goes into a row with the fewest places left that are enough. */
+/* The state of packing documents into rows by best fit decreasing (TRL's "bfd"): the longest
+ * document comes first, and each goes into a row with the fewest places (free tokens) left that are
+ * enough for it. */
 typedef struct llm_packing {
-    int64_t leaves; /* a power of 2 above the number of places of a row */
+    int64_t leaves; /* number of leaves of the tree: a power of 2 above the length of a row */
     /* a binary tree that finds rows by the places left. space[leaves + s]: s if there is a row with
      * s places left, else 0; space[i]: the maximum of space[2 i] and space[2 i + 1] */
     int64_t *space;
-    int64_t *open;   /* open[s]: a row with s places left; -1: there is none */
+    int64_t *open;   /* open[s]: the first row with s places left; -1: there is none */
     int64_t *next;   /* next[row]: another row with as many places left; -1: there is none */
     int64_t *order;  /* documents, the longest first */
-    int64_t *starts; /* starts[length - s]: index in `order` of the next document of s places */
+    int64_t *starts; /* starts[length - s]: where the next document of s tokens goes in `order` */
 } llm_packing;
 
-/* Sets space[leaves + s] to value, and the nodes above it. */
+/* Sets leaf s of the tree, space[leaves + s], to value, and the maxima in the nodes above it. */
 static void llm_pack_mark(llm_packing *p, int64_t s, int64_t value) {
     int64_t i = p->leaves + s;
     p->space[i] = value;
@@ -76,8 +78,8 @@ static void llm_pack_give(llm_packing *p, int64_t row, int64_t left) {
     if (left > 0) llm_pack_mark(p, left, left);
 }
 
-/* Orders the documents of the part by size, the longest first, and those of one size as
- * llm_data_order does. Returns 0 if the ctx has an error. */
+/* Sorts the documents of the part into p->order by size, the longest first; those of one size are
+ * in the epoch's random order (llm_data_order). Returns 0 if the ctx has an error. */
 static int llm_pack_sort(llm_packing *p, const llm_data *d, const llm_data_part *part, tsh_ctx *ctx,
                          int64_t epoch) {
     const int64_t length = d->desc.length;
@@ -93,7 +95,7 @@ static int llm_pack_sort(llm_packing *p, const llm_data *d, const llm_data_part 
     return 1;
 }
 
-/* Puts the ordered documents into rows. */
+/* Puts the documents into rows, in the order of p->order. */
 static void llm_pack_fill(llm_packing *p, const llm_data *d, const llm_data_part *part,
                           llm_rows *rows) {
     rows->count = 0;
@@ -122,7 +124,8 @@ static void *llm_rows_new(int64_t count) {
                                                         : malloc((size_t)count * sizeof(int64_t));
 }
 
-/* Packs the documents of the part. Returns 0: not enough memory, or the ctx has an error. */
+/* Packs the documents of the part into *rows. Returns 0: not enough memory, or the ctx has an
+ * error. */
 static int llm_data_pack(const llm_data *d, const llm_data_part *part, tsh_ctx *ctx, int64_t epoch,
                          llm_rows *rows) {
     const int64_t n = part->count, length = d->desc.length;
@@ -151,7 +154,8 @@ static int llm_data_pack(const llm_data *d, const llm_data_part *part, tsh_ctx *
     return ok;
 }
 
-/* Sets *rows to the rows of an epoch. Returns 0: not enough memory, or the ctx has an error. */
+/* Fills *rows with the part's documents as an epoch has them: packed, or one in each row. Returns
+ * 0: not enough memory, or the ctx has an error. */
 LLM_DATA_API int llm_data_arrange(const llm_data *d, const llm_data_part *part, tsh_ctx *ctx,
                                   int64_t epoch, llm_rows *rows) {
     if (rows->epoch == epoch) return 1;

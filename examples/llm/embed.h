@@ -1,9 +1,9 @@
 /* embed.h - computes one vector per text from a model's folder, as sentence-transformers does
  *
- * modules.json lists the steps: Transformer (the model itself), Pooling (makes one vector of those
- * of the tokens), then any number of Dense and Normalize. Each has a folder of its own. Without
- * that file, the vector is the mean over all tokens, or for a causal language model the last
- * token's.
+ * modules.json lists the steps: Transformer (the model itself), Pooling (makes one vector of the
+ * tokens' vectors), then Dense and Normalize steps, at most 16. Each has a folder of its own.
+ * Without that file, a text's vector is the mean of its tokens' vectors, or for a causal language
+ * model the last token's vector.
  *
  *     embed_model e;
  *     if (embed_open(&e, folder) &&
@@ -43,8 +43,8 @@ typedef enum embed_activation {
     EMBED_SILU
 } embed_activation;
 
-/* A Dense layer, y = act(W x + b), plus x or V x if it is residual; or, if weight is NULL, a
- * Normalize, which scales x to length 1. */
+/* A Dense step, y = act(W x + b), to which x or V x is added if it is residual; or, if weight is
+ * NULL, a Normalize step, which scales x to length 1. */
 typedef struct embed_step {
     float *weight, *bias, *shortcut; /* W (out, in), b (out), V (out, in); NULL: none */
     int64_t in, out;
@@ -152,8 +152,8 @@ static int64_t embed_count(embed_model *e, const char *where, const cJSON *confi
                       llm_json_text(item, value, sizeof value));
 }
 
-/* Checks that a Normalize or Dense takes the text's vector and replaces it, since only that is
- * supported. Returns 0 and an error if not. */
+/* Returns 0 and an error unless a Normalize or Dense step takes the text's vector and replaces it,
+ * the only form that is supported. */
 static int embed_in_place(embed_model *e, const char *where, const cJSON *config) {
     static const char *const keys[] = {"module_input_name", "module_output_name"};
     for (int i = 0; i < 2; i++) {
@@ -167,7 +167,8 @@ static int embed_in_place(embed_model *e, const char *where, const cJSON *config
 
 /* -- the Transformer's config ----------------------------------------------- */
 
-/* Reads the Transformer's sentence_bert_config.json, or a file with one of its older names. */
+/* Reads the Transformer step's sentence_bert_config.json, or a file with one of the older names.
+ * Returns 0 and an error if that fails. */
 static int embed_transformer(embed_model *e, const char *folder, const char *part) {
     static const char *const names[] = {
         "sentence_bert_config.json",       "sentence_roberta_config.json",
@@ -225,8 +226,8 @@ static int embed_add_mode(embed_model *e, const char *where, const cJSON *item) 
     return 1;
 }
 
-/* Reads the Pooling's config.json. Its modes are a name or a list of names (pooling_mode), or in
- * the older form a flag for each. */
+/* Reads the Pooling step's config.json. Its modes are a name or a list of names (pooling_mode), or
+ * in the older form one flag for each mode. Returns 0 and an error if that fails. */
 static int embed_pooling(embed_model *e, const char *folder, const char *part) {
     char where[300];
     cJSON *config = embed_json(e, folder, part, "config.json", 1);
@@ -267,7 +268,8 @@ static void embed_heed(const char *message, void *user) {
         (void)embed_fail(((embed_dense *)user)->e, "%s", message);
 }
 
-/* Returns a copy of a parameter's values, for free(); NULL: an error, or `wanted` is 0. */
+/* Returns a copy of a parameter's values, to be passed to free(); NULL: an error, or `wanted` is
+ * 0. */
 static float *embed_values(tsh_ctx *ctx, const char *name, int wanted) {
     tsh_tensor *t = wanted ? tsh_param(tsh_root(ctx), name) : NULL;
     const size_t bytes = t ? (size_t)tsh_numel(t) * sizeof(float) : 0;
@@ -426,14 +428,15 @@ LLM_API void embed_close(embed_model *e) {
 
 /* -- what the model's own config.json determines ------------------------------- */
 
-/* Returns the value of a key of config.json, also if llm_config_read has read it before; NULL: the
- * key is missing. */
+/* Returns the value of a key of config.json, whether llm_config_read has used the key (c->read) or
+ * not (c->unread); NULL: the key is missing. */
 static const cJSON *embed_config_key(const llm_config *c, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(c->read, key);
     return item ? item : cJSON_GetObjectItemCaseSensitive(c->unread, key);
 }
 
-/* Sets e->limit, if sentence_bert_config.json has not, and which end of a long text is cut. */
+/* Sets e->limit, unless sentence_bert_config.json has set it, and e->cut_left: which end of a text
+ * that is too long is cut. */
 static void embed_read_limit(embed_model *e, const llm_config *c) {
     static const char *const keys[] = {"max_position_embeddings", "n_positions"};
     cJSON *config = c->gguf ? NULL : embed_json(e, e->folder, "", "tokenizer_config.json", 0);
@@ -465,8 +468,9 @@ static embed_mode embed_usual(const llm_config *c) {
                : EMBED_MEAN;
 }
 
-/* Sets what depends on the model's config: limit, default pooling, sizes; checks that the sizes of
- * all steps fit. Call it after llm_config_read. Returns 0: e->error says why not. */
+/* Sets what depends on the model's config: e->limit, the default pooling, e->width and e->size.
+ * Call it after llm_config_read. Returns 0 and e->error if a step does not fit the size of the
+ * vectors before it. */
 LLM_API int embed_begin(embed_model *e, const llm_config *c) {
     embed_read_limit(e, c);
     if (e->modes == 0) e->mode[e->modes++] = embed_usual(c);
@@ -503,14 +507,15 @@ static int64_t embed_cut(const embed_model *e, int32_t *ids, int64_t n, const in
     return n - dropped;
 }
 
-/* Sets e->skipped to the number of tokens of the prompt, without a special token at its end.
+/* Sets e->skipped to the number of the prompt's tokens, not counting a special token at its end.
  * Returns 0 on error. */
 static int embed_skip_prompt(embed_model *e, llm_tokenizer *t, int special) {
     int32_t *ids = NULL;
     size_t length = 1;
     const int64_t n = llm_tokenizer_encode(t, e->prompt, strlen(e->prompt), special, &ids);
     char *last = n > 0 ? llm_tokenizer_decode(t, ids + n - 1, 1, 0, &length) : NULL;
-    if (n > 0) e->skipped = n - (last && length == 0); /* a special token's text is "" here */
+    /* `last` is "" if the last token is special, which is not counted */
+    if (n > 0) e->skipped = n - (last && length == 0);
     free(last);
     free(ids);
     return n >= 0 ? 1 : embed_fail(e, "%s", llm_tokenizer_error(t));

@@ -1,5 +1,5 @@
-/* encoder.h - texts for an encoder, such as BERT, that learns: their tokens, batches of texts of
- * unequal lengths, and the mean of each text's vectors, with gradients. Before the ranks start:
+/* encoder.h - texts for the fine-tuning of an encoder, such as BERT: their tokens, batches of texts
+ * of unequal lengths, and the mean of each text's vectors, with gradients. Before the ranks start:
  *
  *     llm_encoder e;
  *     if (!llm_encoder_open(&e, folder) || !llm_encoder_add(&e, "a text") || ...) puts(e.error);
@@ -18,14 +18,14 @@
 #include "tokenizer.h"
 
 typedef struct llm_encoder {
-    embed_model how; /* the prompt before each text and its longest length, as in modules.json */
+    embed_model how; /* what modules.json says: the prompt before each text, the longest length */
     llm_config config;
     const llm_family *family;
     llm_tokenizer *tokenizer;
     int64_t count;    /* number of texts */
     int64_t longest;  /* number of tokens of the longest text */
     int32_t **ids;    /* ids[i]: the tokens of text i */
-    int64_t *lengths; /* lengths[i]: their number */
+    int64_t *lengths; /* lengths[i]: number of tokens of text i */
     char error[TSH_MESSAGE_SIZE];
 } llm_encoder;
 
@@ -80,9 +80,9 @@ LLM_API void llm_encoder_close(llm_encoder *e) {
     memset(e, 0, sizeof *e);
 }
 
-/* Runs the model on the texts [first, first + rows), any number. Returns the mean of the vectors of
- * each text's tokens, (rows, width); NULL: an error. Shorter texts are padded to the longest; no
- * token sees padding (segment -1). */
+/* Runs the model on the texts [first, first + rows). Returns for each text the mean of its tokens'
+ * vectors, a tensor (rows, width); NULL: an error. Shorter texts are padded to the longest one; no
+ * token attends to padding, which has segment -1. */
 LLM_API tsh_tensor *llm_encoder_means(llm_net *m, const llm_encoder *e, int64_t first,
                                       int64_t rows) {
     int64_t n = 1;
@@ -99,7 +99,7 @@ LLM_API tsh_tensor *llm_encoder_means(llm_net *m, const llm_encoder *e, int64_t 
     const size_t tokens = (size_t)rows * (size_t)n;
     int32_t *ids = (int32_t *)calloc(tokens, 3 * sizeof *ids);
     int32_t *segments = ids ? ids + tokens : NULL, *places = ids ? segments + tokens : NULL;
-    float *weight = (float *)calloc(tokens, sizeof *weight); /* of each token in the mean */
+    float *weight = (float *)calloc(tokens, sizeof *weight); /* each token's share in the mean */
     tsh_tensor *x = NULL;
     for (int64_t i = 0; i < rows * n && ids && weight; i++) {
         const int64_t text = first + i / n, at = i % n;

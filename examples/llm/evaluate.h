@@ -1,12 +1,13 @@
-/* evaluate.h - loss and accuracy of the model of finetune.h: of held-out documents while it learns,
- * of a file by --evaluate */
+/* evaluate.h - computes loss and accuracy of a model: on held-out documents while finetune.h trains
+ * it, or on the file of --evaluate */
 #ifndef LLM_EVALUATE_H
 #define LLM_EVALUATE_H
 
 #include "preference.h"
 #include "tune.h"
 
-/* A `score` of tune_rank: adds the losses of the batch to the sums. */
+/* Callback t->score: adds loss, hits and number of the batch's targets to t->sums. Returns the
+ * loss. */
 static tsh_tensor *evaluate_batch(tune_rank *t, tsh_tensor *vectors) {
     tsh_tensor *targets = tune_tensor(t, &t->batch, t->batch.targets);
     tsh_tensor *loss = llm_loss(&t->net, vectors, targets);
@@ -16,7 +17,8 @@ static tsh_tensor *evaluate_batch(tune_rank *t, tsh_tensor *vectors) {
     return loss;
 }
 
-/* Begins and ends work without gradients and dropout, which frees each block's activations. */
+/* evaluate_begin turns off gradients and dropout, and turns on checkpointing, so that a block's
+ * activations are freed when it has run; evaluate_end restores all three. */
 static void evaluate_begin(tune_rank *t) {
     tsh_train(t->net.root, 0);
     tune_checkpoint(t->net.root, 1);
@@ -28,7 +30,7 @@ static void evaluate_end(tune_rank *t) {
     tsh_train(t->net.root, 1);
 }
 
-/* Returns the sums over all held-out documents. */
+/* Returns the sums of losses, hits and counts over the held-out documents of all replicas. */
 static tune_sums evaluate_held(tune_rank *t) {
     const llm_data *data = &t->job->data;
     const int64_t count = llm_data_held_steps(data, t->job->rows * t->replicas);
@@ -43,19 +45,21 @@ static tune_sums evaluate_held(tune_rank *t) {
 
 /* -- a plain text, by windows ---------------------------------------------------- */
 
-/* Returns how many windows of --context tokens, --stride apart, the text has. */
+/* Returns how many windows of --context tokens the text is evaluated in, one every --stride
+ * tokens. */
 static int64_t evaluate_windows(const tune_job *job) {
     const int64_t more = job->count - job->set.context, stride = job->set.stride;
     return more > 0 ? 1 + (more + stride - 1) / stride : 1;
 }
 
-/* Writes window w to row r of the batch. The tokens that the window before has predicted have no
- * loss. */
+/* Writes window w of the text to row r of the batch. Tokens that an earlier window has predicted
+ * get no loss in this one. */
 static void evaluate_window(const tune_job *job, int64_t w, int64_t r, llm_batch *b) {
     const int64_t begin = w * job->set.stride, length = b->length;
     const int64_t n = job->count - begin < length ? job->count - begin : length;
+    /* index in the text of the first token that no earlier window has predicted */
     const int64_t from = w > 0 ? begin - job->set.stride + length
-                               : begin + 1; /* predicted so far */
+                               : begin + 1;
     for (int64_t i = 0; i < n; i++) {
         b->ids[r * length + i] = job->tokens[begin + i];
         b->segments[r * length + i] = 0;
@@ -66,7 +70,7 @@ static void evaluate_window(const tune_job *job, int64_t w, int64_t r, llm_batch
     }
 }
 
-/* A `take` of tune_rank: the windows of batch k of this replica. */
+/* Callback t->take: makes t->batch of the windows that this replica's batch t->k has. */
 static int evaluate_take(tune_rank *t) {
     const tune_job *job = t->job;
     const int64_t rows = job->rows, first = (t->k * t->replicas + t->replica) * rows;
@@ -77,7 +81,8 @@ static int evaluate_take(tune_rank *t) {
     return 1;
 }
 
-/* Returns the sums over all windows of the text, of which each replica has some. */
+/* Returns the sums of losses, hits and counts over all windows of the text. Each replica computes
+ * some of them. */
 static tune_sums evaluate_text(tune_rank *t) {
     const int64_t rows = t->job->rows, all = t->replicas * rows;
     const int64_t left = evaluate_windows(t->job) - t->replica * rows;
@@ -87,7 +92,7 @@ static tune_sums evaluate_text(tune_rank *t) {
     return tune_reduce(t);
 }
 
-/* Runs --evaluate. */
+/* Runs --evaluate on one rank; the first rank prints the result. */
 LLM_API void evaluate_run(tune_rank *t) {
     const tune_job *job = t->job;
     llm_reader_open(&t->reader, &job->data, t->ctx);

@@ -27,9 +27,9 @@ enum {
     LLM_TOKENIZER_MAX = 1 << 28 /* most bytes of tokenizer.json; the largest known have 35 MB */
 };
 
-/* Reads the rest of an open file or pipe, at most max bytes (0: any number), and appends a 0 byte.
- * *length: the bytes without that 0. Free the result with free(). NULL: failed, with errno (EFBIG:
- * there are more than max bytes). */
+/* Reads the rest of an open file or pipe, at most max bytes (0: any number), and appends a 0 byte,
+ * which *length does not count. Free the result with free(). Returns NULL and sets errno if that
+ * fails (EFBIG: there are more than max bytes). */
 LLM_FILES_API char *llm_read_all(FILE *file, int64_t max, size_t *length) {
     size_t size = 1 << 16, n = 0;
     char *text = (char *)malloc(size), *more;
@@ -58,8 +58,8 @@ LLM_FILES_API char *llm_read_all(FILE *file, int64_t max, size_t *length) {
     return NULL;
 }
 
-/* Reads a regular file of at most max bytes, as llm_read_all does. NULL: *why has the error, and
- * llm_is_absent(errno) is 1 if there is no such file. */
+/* Reads a regular file of at most max bytes, as llm_read_all does. Returns NULL and sets *why if
+ * that fails; then llm_is_absent(errno) is 1 if there is no such file. */
 LLM_FILES_API char *llm_read(const char *path, int64_t max, size_t *length, tsh_error *why) {
     FILE *file = tsh_file_open(path, max, why);
     char *text = file ? llm_read_all(file, max, length) : NULL;
@@ -100,8 +100,8 @@ LLM_FILES_API tsh_result llm_share(tsh_ctx *ctx, void *data, size_t size) {
 LLM_FILES_API tsh_result llm_agree(tsh_ctx *ctx, const tsh_error *own) {
     tsh_error why = *own;
     if (!tsh_ok(ctx)) return tsh_last_error(ctx)->code;
-    /* With an error, rank 1 may have left, and reported it, before rank 0's broadcast ends: rank 0
-     * has the same sentence. */
+    /* A rank that receives an error may stop before rank 0's broadcast has ended, and make it fail.
+     * So rank 0 ignores the broadcast's result: it reports its own error below, the same one. */
     if (own->code != TSH_OK)
         (void)tsh_broadcast(tsh_world(ctx), &why, (int64_t)(sizeof why / 4), TSH_I32, 0);
     else if (llm_share(ctx, &why, sizeof why) != TSH_OK)

@@ -23,7 +23,8 @@
 
 /* -- one step ---------------------------------------------------------------- */
 
-/* The optimiser's step: AdamW as torch's, with the norm of the gradients clipped. */
+/* Makes t->optim, AdamW as in PyTorch, with the norm of the gradients clipped, and t->schedule, the
+ * learning rates. Returns 0 after an error. */
 static int tune_make_optimiser(tune_rank *t) {
     const tune_settings *s = t->set;
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW,
@@ -43,7 +44,7 @@ static void tune_group(const char *path, tsh_tensor *param, void *user) {
     if (tsh_ndim(param) == 1 && t->optim) (void)tsh_optim_group(t->optim, path, 1, 0);
 }
 
-/* A `score` of tune_rank: returns the batch's loss, and adds it to the sums. */
+/* Callback t->score: returns the batch's loss, and adds it to t->sums. */
 static tsh_tensor *tune_loss(tune_rank *t, tsh_tensor *vectors) {
     tsh_tensor *loss;
     t->weight = (double)t->batch.answers;
@@ -57,7 +58,8 @@ static tsh_tensor *tune_loss(tune_rank *t, tsh_tensor *vectors) {
     return loss;
 }
 
-/* Step t->step of the optimiser. Returns its sums over all replicas. */
+/* Runs step t->step of the optimiser. Returns the step's sums of losses and counts over all
+ * replicas. */
 static tune_sums tune_step(tune_rank *t) {
     if (!t->job->data.pairs || prefer_begin(t, tune_take_micro, t->set->accumulate))
         tune_backward(t, tune_take_micro, tune_loss);
@@ -68,7 +70,7 @@ static tune_sums tune_step(tune_rank *t) {
     return tune_reduce(t);
 }
 
-/* -- a sample ----------------------------------------------------------------- */
+/* -- generating a sample ------------------------------------------------------ */
 
 /* Returns 1 if the token ends a text. */
 static int tune_ends(const llm_config *c, int64_t id) {
@@ -77,7 +79,7 @@ static int tune_ends(const llm_config *c, int64_t id) {
     return 0;
 }
 
-/* Computes t->next, the most likely token after logits (1, 1, V). */
+/* Sets t->next to the most likely token by logits (1, 1, V); -1 after an error. */
 static void tune_choose(tune_rank *t, tsh_tensor *logits) {
     const tsh_sample_desc likely = {.temperature = TSH_ZERO};
     if (!logits || tsh_read(t->ctx, tsh_sample(logits, &likely), TSH_GLOBAL, &t->next,
@@ -85,7 +87,7 @@ static void tune_choose(tune_rank *t, tsh_tensor *logits) {
         t->next = -1;
 }
 
-/* A `take` of tune_rank: the sample so far. */
+/* Callback t->take: makes t->batch of one row, the sample so far. */
 static int tune_take_text(tune_rank *t) {
     llm_batch *b = &t->batch;
     if (!llm_batch_clear(b, 1, t->count, 0)) return 0;
@@ -97,14 +99,14 @@ static int tune_take_text(tune_rank *t) {
     return 1;
 }
 
-/* A `score` of tune_rank: computes t->next. */
+/* Callback t->score: sets t->next to the most likely token after the sample so far. */
 static tsh_tensor *tune_score_text(tune_rank *t, tsh_tensor *vectors) {
     tune_choose(t, llm_head_logits(&t->net, tsh_slice(vectors, 1, t->count - 1, 1)));
     return tsh_zeros(t->ctx, tsh_shape0());
 }
 
-/* Computes t->next after the sample so far, of which the cache has the first `past` tokens. A
- * pipeline has no cache, and runs all of it. Returns 0 after an error. */
+/* Sets t->next to the most likely token after the sample so far. The cache has its first `past`
+ * tokens; a pipeline has no cache, and runs the whole sample. Returns 0 after an error. */
 static int tune_next(tune_rank *t, int64_t past) {
     tsh_comm *pp = tsh_pp(t->ctx);
     if (t->forward) {
@@ -167,16 +169,17 @@ static void tune_sample(tune_rank *t, const char *when) {
     text_clear(&out);
 }
 
-/* -- the loop ------------------------------------------------------------------ */
+/* -- the training loop --------------------------------------------------------- */
 
 static void tune_state_path(char path[STATE_PATH], const tune_job *job) {
     state_path(path, job->folder, "state.safetensors");
 }
 
-/* Returns the number of steps that the state of an earlier run has done; 0: there is none. */
+/* Loads the saved state of an earlier run, if there is one. Returns how many steps that run had
+ * done; 0: there is none. */
 static int64_t tune_resume(tune_rank *t) {
     tune_job *job = t->job;
-    int32_t found = t->first ? job->found : 0; /* only rank 0 has looked */
+    int32_t found = t->first ? job->found : 0; /* only rank 0 has looked for a saved state */
     int64_t step = 0;
     char path[STATE_PATH];
     if (tsh_broadcast(tsh_world(t->ctx), &found, 1, TSH_I32, 0) != TSH_OK) return 0;
@@ -193,7 +196,8 @@ static int64_t tune_resume(tune_rank *t) {
     return step;
 }
 
-/* Saves the state where it is time to. Returns 1 if a signal asks to stop here, on all ranks. */
+/* Saves the state of the run if it is due after `step` steps, or if a signal has come on any rank.
+ * Returns 1, on all ranks, if training is to stop here because of a signal. */
 static int tune_save_state(tune_rank *t, int64_t step) {
     const tune_settings *s = t->set;
     char path[STATE_PATH];
@@ -201,7 +205,8 @@ static int tune_save_state(tune_rank *t, int64_t step) {
     if (s->save_every == 0) return 0;
     if (tsh_allreduce(tsh_world(t->ctx), &asked, 1, TSH_I32, TSH_MAX) != TSH_OK) return 0;
     if (!asked && step % s->save_every != 0 && step != s->steps) return 0;
-    if (t->first) report_sync(&t->job->report); /* before the state: no row is missing later */
+    /* before the state is saved, so that metrics.csv has the rows of all its steps */
+    if (t->first) report_sync(&t->job->report);
     tune_state_path(path, t->job);
     (void)tsh_save(t->net.root, path, t->optim);
     return asked && step < s->steps && tsh_ok(t->ctx);
@@ -240,7 +245,8 @@ static int64_t tune_loop(tune_rank *t, int64_t from) {
 
 /* -- the model, and what is written ---------------------------------------------- */
 
-/* Callback of tsh_each_param: counts the parameters, and those of adapters. */
+/* Callback of tsh_each_param: adds a parameter's elements to t->parameters, and to t->trained if it
+ * is trained. */
 static void tune_count(const char *path, tsh_tensor *param, void *user) {
     tune_rank *t = (tune_rank *)user;
     const int adapter = strstr(path, ".lora_A.") || strstr(path, ".lora_B.");
@@ -248,7 +254,7 @@ static void tune_count(const char *path, tsh_tensor *param, void *user) {
     if (adapter || !t->set->lora) t->trained += tsh_numel(param);
 }
 
-/* Makes the model and its adapters, on several stages if there are some, and loads it. Returns 0
+/* Makes the model, its adapters and, with --pp, its pipelines, and loads the weights. Returns 0
  * after an error. */
 static int tune_load(tune_rank *t) {
     tune_job *job = t->job;
@@ -260,7 +266,7 @@ static int tune_load(tune_rank *t) {
         return 0;
     m->rows = 1;
     if (job->adapter.lora.rank && llm_model_adapter_add(m, &job->adapter) != TSH_OK) return 0;
-    tsh_each_param(m->root, tune_count, t); /* those of all stages */
+    tsh_each_param(m->root, tune_count, t); /* before tune_deal, so as to count all stages */
     if (!tune_deal(t) || llm_model_fill(m, job->model, job->weights) != TSH_OK) return 0;
     if (t->set->adapter && llm_model_adapter_load(m, &job->adapter, t->set->adapter) != TSH_OK)
         return 0;
@@ -285,7 +291,7 @@ static void tune_write_model(tune_rank *t) {
                          job->dtype_name ? job->dtype : job->config->dtype);
 }
 
-/* Writes the result. */
+/* Writes the result of training to --out: the adapters, or the whole model. */
 static void tune_write(tune_rank *t) {
     if (t->set->lora && !t->set->merge)
         tune_write_adapter(t);

@@ -29,7 +29,7 @@
 #define LLM_API static
 #endif
 
-/* Limits: end-of-text tokens, blocks, heads, rotary pairs of a head. */
+/* The largest numbers of end-of-text tokens, blocks, heads, and rotary pairs of a head. */
 enum {
     LLM_MOST_EOS = 16,
     LLM_MOST_LAYERS = 256,
@@ -77,10 +77,12 @@ typedef struct llm_config {
     char type[64];        /* value of the key model_type, such as "llama" */
     cJSON *unread, *read; /* JSON objects: the keys that were not read yet, and those that were */
     char error[TSH_MESSAGE_SIZE]; /* the first error; "": none */
-    /* Tokens of the vocabulary; features of a token's vector; features inside the MLP; blocks;
-     * query heads; key and value heads; features of a head. */
+    /* vocabulary: number of tokens; width: features of a token's vector; hidden: features inside
+     * the MLP; layers: number of blocks; heads: query heads; kv_heads: key and value heads;
+     * head_size: features of a head */
     int64_t vocabulary, width, hidden, layers, heads, kv_heads, head_size;
-    /* places: learned positions, 0: none; skip: unused rows before the first in their table */
+    /* places: number of learned positions, 0: none; skip: number of unused rows in their table,
+     * before that of position 0 */
     int64_t places, skip;
     int encoder;  /* 1: as BERT: it has no head, and generates no text */
     int causal;   /* 1: a token attends to itself and those before it; 0: to all */
@@ -97,21 +99,22 @@ typedef struct llm_config {
     int tied;             /* 1: the head shares the embedding's weight */
     char head[96];        /* name of the head's tensor, if tied and the files do not have the
                            * embedding's; else "" */
-    int qkv_bias, out_bias, mlp_bias; /* 1: biases of the projections to q, k and v; of the
-                                       * attention's output; of the MLP */
+    int qkv_bias, out_bias, mlp_bias; /* 1: the projections to q, k and v have biases; the output
+                                       * projection of attention has one; the MLP's layers have */
     int parallel;      /* 1: attention and MLP read the same x; 0: the MLP follows the attention */
     int rows_out;      /* 1 (GGUF): all weights are stored (out, in), also those that safetensors
                         * files of the Hugging Face hub store (in, out) */
     struct gguf *gguf; /* the GGUF file that the model is read from; NULL: it is a folder */
     int variant;       /* for the family's own use, such as flags of its variants */
     double scale;      /* multiplies q k^T; 0: 1 / sqrt(head_size) */
-    /* Factors of the embeddings, of the outputs of attention and MLP, and of the logits; 0: 1. */
+    /* Factors that multiply the embeddings, the outputs of attention and MLP, and the logits; 0
+     * stands for 1. */
     double embed_scale, branch_scale, logit_scale;
     int64_t window; /* keys that a token attends to in a layer with a sliding window; 0: all */
-    unsigned char slides[LLM_MOST_LAYERS];  /* of each layer, 1: it has the sliding window */
+    unsigned char slides[LLM_MOST_LAYERS];  /* slides[i]: 1: layer i has the sliding window */
     double score_cap, logit_cap;            /* soft caps c tanh(x / c) of attention scores and of
                                              * logits; 0: none */
-    unsigned char no_rope[LLM_MOST_LAYERS]; /* of each layer, 1: it has no rotary positions */
+    unsigned char no_rope[LLM_MOST_LAYERS]; /* no_rope[i]: 1: layer i has no rotary positions */
     tsh_dtype dtype; /* dtype of the weights in config.json; TSH_F32 if the key is missing */
     int broadcast;   /* 1: rank 0 alone has the files, and sends the others their shards */
     const char *cache;        /* .cache, .hasher and .stamp of tsh_file_desc; NULL: none */
@@ -176,8 +179,8 @@ static const cJSON *llm_config_key(llm_config *c, const char *keys) {
     return found;
 }
 
-/* Returns the number in item. If it is none, or above 1e12 in magnitude, records an error and
- * returns 1. */
+/* Returns the number in item. If item is no number, or above 1e12 in magnitude, records an error
+ * and returns 1. */
 static double llm_json_number(llm_config *c, const cJSON *item) {
     if (cJSON_IsNumber(item) && fabs(item->valuedouble) <= 1e12) return item->valuedouble;
     llm_refuse_value(c, item->string ? item->string : "an element", item,
@@ -321,9 +324,9 @@ static double llm_yarn_scale(double factor, double scale) {
     return factor > 1 ? 0.1 * scale * log(factor) + 1 : 1;
 }
 
-/* YaRN (Peng et al. 2023): keeps the high frequencies of the first pairs, divides the low ones of
- * the last by the scaling's factor, with a linear ramp over the pairs between. places: tokens of
- * the longest text; old: the same before the context was extended. */
+/* YaRN (Peng et al. 2023): keeps the high frequencies of the first feature pairs, and divides the
+ * low ones of the last pairs by the scaling's factor, with a linear ramp over the pairs between.
+ * places: tokens of the longest text; old: the same before the context was extended. */
 static void llm_rope_yarn(llm_config *c, const cJSON *scaling, double places, double old) {
     /* a factor that is null stands for places / old; one that is missing is an error */
     const int there = cJSON_GetObjectItemCaseSensitive(scaling, "factor") != NULL;
@@ -447,7 +450,7 @@ static void llm_rope_scale(llm_config *c, const cJSON *scaling, double places, d
     } else if (strcmp(kind, "longrope") == 0) {
         llm_rope_long(c, scaling, places, old);
     } else if (strcmp(kind, "dynamic") == 0) {
-        c->rope.limit = (int64_t)places; /* texts of up to so many tokens are not scaled */
+        c->rope.limit = (int64_t)places; /* texts of up to `places` tokens are not scaled */
         c->rope.stretch = llm_rope_number(c, scaling, "factor", LLM_NEEDED);
     } else if (strcmp(kind, "default") != 0) {
         llm_refuse(c, "config.json: the rotary scaling is \"%s\"; known are default, linear, "
@@ -472,13 +475,13 @@ static void llm_set_rope(llm_config *c, const cJSON *scaling, double base, doubl
     memset(&c->rope, 0, sizeof c->rope);
     llm_rope_name(c, scaling);
     if (strcmp(c->rope.kind, "default") != 0 && strcmp(c->rope.kind, "linear") != 0 &&
-        !llm_config_key(c, "max_position_embeddings")) /* its default differs between families */
+        !llm_config_key(c, "max_position_embeddings")) /* needed: families differ in its default */
         llm_refuse(c, "config.json: rotary scaling \"%s\" needs the key max_position_embeddings",
                    c->rope.kind);
     c->rope.on = 1;
     c->rope.factor = 1;
     c->rope.base = base;
-    if (part != 1 && !c->turns_part && !c->gguf) /* transformers would ignore part */
+    if (part != 1 && !c->turns_part && !c->gguf) /* refused, as transformers would ignore `part` */
         llm_refuse(c, "config.json: partial_rotary_factor is %g; %s turns all features of a head",
                    part, c->type);
     part *= (double)c->head_size;
@@ -503,9 +506,9 @@ static const cJSON *llm_rope_object(llm_config *c) {
     return newer ? newer : older;
 }
 
-/* Reads rotary positions that are the same in all layers. Where several keys give a value, the one
- * counts that transformers takes. base_key, part_key: the top-level keys of theta and of the
- * rotated fraction; base, part: their defaults. */
+/* Reads rotary positions that are the same in all layers. If several keys give a value, takes the
+ * same one as transformers. base_key, part_key: the top-level keys of theta and of the rotated
+ * fraction of a head; base, part: their defaults. */
 static void llm_read_rope_named(llm_config *c, const char *base_key, double base,
                                 const char *part_key, double part) {
     const int phi3 = strcmp(c->type, "phi3") == 0 && !c->gguf;

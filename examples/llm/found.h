@@ -36,8 +36,8 @@ typedef struct llm_found_row {
     const char *name, *advice;
 } llm_found_row;
 
-/* Writes "FOLDER has NAME, but no LACKS: ADVICE" for the first of the rows, which end with a NULL,
- * that names a file of the folder. Returns 0 if none does. */
+/* Writes "FOLDER has NAME, but no LACKS: ADVICE" for the first row whose file is in the folder. The
+ * last row has the name NULL. Returns 0 if the folder has none of these files. */
 static int llm_found_say(const char *folder, const llm_found_row *row, const char *lacks,
                          char *sentence, size_t size) {
     char name[256];
@@ -50,8 +50,8 @@ static int llm_found_say(const char *folder, const llm_found_row *row, const cha
     return 0;
 }
 
-/* Explains why path has no config.json: by what else is there, or that it does not exist. Returns 0
- * if it has no explanation. */
+/* Writes a sentence that says why path has no config.json: what it has instead, or that it does not
+ * exist. Returns 0 if no explanation is known. */
 LLM_FILES_API int llm_found_for_config(const char *path, char *sentence, size_t size) {
     static const llm_found_row rows[] = {
         {"*.gguf", "give that file itself, with its path"},
@@ -85,8 +85,8 @@ LLM_FILES_API int llm_found_for_config(const char *path, char *sentence, size_t 
     return 1;
 }
 
-/* Explains why a folder has no *.safetensors: by weights in another format. Returns 0 if it has
- * them, or there is no explanation. */
+/* Writes a sentence that says which weights a folder has in place of *.safetensors. Returns 0 if it
+ * has *.safetensors, or no weights in a known format. */
 LLM_FILES_API int llm_found_for_weights(const char *folder, char *sentence, size_t size) {
     static const llm_found_row rows[] = {
         {"pytorch_model.bin", "write it anew with transformers: "
@@ -108,8 +108,8 @@ LLM_FILES_API int llm_found_for_weights(const char *folder, char *sentence, size
     return llm_found_say(folder, rows, "*.safetensors", sentence, size);
 }
 
-/* Explains why a folder has no tokenizer.json: by a tokenizer in another format. Returns 0 if it
- * has one, or there is no explanation. */
+/* Writes a sentence that says which tokenizer a folder has in place of tokenizer.json. Returns 0 if
+ * it has tokenizer.json, or no tokenizer in a known format. */
 LLM_FILES_API int llm_found_for_tokenizer(const char *folder, char *sentence, size_t size) {
     static const char again[] = "make one with transformers: "
                                 "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)";

@@ -77,46 +77,46 @@ typedef struct gguf_pair {
     const unsigned char *at;
 } gguf_pair;
 
-/* A type of tensors: each block has `elements` elements in `bytes` bytes. number: of the type in
- * GGUF files. */
+/* A type of tensors: each block has `elements` elements in `bytes` bytes. number: the number that
+ * GGUF files have for the type. */
 typedef struct gguf_format {
     uint32_t number;
     /* the type's names in ggml and in safetensors ("U8": blocks that tshard computes with) */
     const char *name, *hub;
-    const char *dtype; /* tshard's name of such blocks; NULL: it has none */
+    const char *dtype; /* tshard's dtype with the same blocks, such as "q8_0"; NULL: none */
     int elements, bytes;
-    /* converts a block to F32; NULL: elements are floats and not converted */
+    /* converts a block to F32; NULL: elements are floats (F32, F16, BF16) and not converted */
     void (*decode)(const unsigned char *block, float *to);
 } gguf_format;
 
 typedef struct gguf_tensor {
     gguf_string name;
-    char hub[GGUF_NAME]; /* its name in model.safetensors; "": the model has no such parameter */
+    char hub[GGUF_NAME]; /* the tensor's name in model.safetensors; "": it is no parameter there */
     int dims;
     uint64_t ne[GGUF_DIMS]; /* dimensions: ne[0] elements in a row, ne[1] rows, ... */
     const gguf_format *format;
-    uint64_t offset, bytes; /* position in the data section, and size in bytes */
+    uint64_t offset, bytes; /* position of the values in the data section; their size in bytes */
     uint64_t head; /* head size, if rows of a head are in llama.cpp's order (gguf_row); else 0 */
 } gguf_tensor;
 
 /* How much of a file is read. */
 typedef enum gguf_what {
-    GGUF_MODEL, /* everything, of a model of a known architecture */
-    GGUF_KEYS,  /* the keys only */
-    GGUF_PART   /* the keys, and which tensors there are: for one of several files of a model */
+    GGUF_MODEL, /* the whole file is read: a model of a known architecture */
+    GGUF_KEYS,  /* only the keys are read */
+    GGUF_PART   /* keys and list of tensors are read: the file is one of several of a model */
 } gguf_what;
 
 typedef struct gguf {
     gguf_what what;
     char *path;
-    const unsigned char *bytes; /* the whole file */
-    size_t size, at;            /* size: of the file; at: position of the next byte to parse */
+    const unsigned char *bytes; /* all bytes of the file, mapped or in memory */
+    size_t size, at;            /* bytes of the file; position of the next byte to parse */
     void *map; /* mapping that gguf_close unmaps; NULL: the bytes are the caller's */
     gguf_pair *pair;            /* array of `pairs` keys and values, sorted by key */
     gguf_tensor *tensor;        /* array of `tensors` tensors, sorted by offset */
     size_t pairs, tensors;
-    size_t keys_end; /* position after the last key */
-    size_t data;     /* position of the data section */
+    size_t keys_end; /* position in the file after the last key and its value */
+    size_t data;     /* position in the file of the data section, which has the tensors' values */
     char arch[32];
     char error[512];   /* the first error; empty: none */
     char warning[256]; /* what was read otherwise than the file says; empty: nothing */
@@ -194,7 +194,7 @@ static gguf_string gguf_take_string(gguf *g, const char *what) {
     return s;
 }
 
-/* Takes the type of a key's value. Returns 0 and an error if there is no such type. */
+/* Parses the type of a key's value at g->at. Returns 0 and an error if there is no such type. */
 static int gguf_take_type(gguf *g, gguf_string key, gguf_type *type) {
     char quote[80];
     const uint64_t number = gguf_take_word(g, 4, "a key's type");
@@ -522,7 +522,7 @@ static int gguf_name_tensor(gguf *g, gguf_tensor *t) {
         ok = part && i && i < 6 && number + i == part && (i == 1 || *number != '0');
         if (ok) *part++ = 0;
     }
-    end = ok ? strrchr(part, '.') : NULL; /* ".weight" or ".bias" */
+    end = ok ? strrchr(part, '.') : NULL; /* the end of the name, which must be .weight or .bias */
     ok = end && (strcmp(end, ".weight") == 0 || strcmp(end, ".bias") == 0);
     if (ok) *end = 0;
     for (i = 0; ok && i < sizeof gguf_names / sizeof *gguf_names; i++) {
@@ -541,7 +541,7 @@ static int gguf_name_tensor(gguf *g, gguf_tensor *t) {
                      gguf_quote(t->name, quote, sizeof quote), g->arch);
 }
 
-/* Takes the description of a tensor from the file. Returns 0 and an error if it is wrong. */
+/* Parses the description of a tensor at g->at into *t. Returns 0 and an error if it is wrong. */
 static int gguf_take_tensor(gguf *g, gguf_tensor *t) {
     char quote[80];
     uint64_t number, count = 1;
@@ -808,7 +808,7 @@ GGUF_API gguf *gguf_open_keys(const char *path, char *error, size_t room) {
  * that are never written take no space on disk. Returns NULL on error, as gguf_read does. */
 GGUF_API gguf *gguf_of_header(const void *header, size_t n, size_t size, const char *name,
                               char *error, size_t room) {
-    struct rlimit limit; /* of file sizes; writing beyond it would end the process (SIGXFSZ) */
+    struct rlimit limit; /* largest size of a file; writing beyond it ends the process (SIGXFSZ) */
     const int fits = getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= (rlim_t)size;
     FILE *file = fits ? tmpfile() : NULL;
     gguf *g = NULL;
@@ -874,7 +874,7 @@ static const struct {
 } gguf_keys[] = {{"block_count", "num_hidden_layers", 1},
                  {"context_length", "max_position_embeddings", 1},
                  {"embedding_length", "hidden_size", 1},
-                 {"feed_forward_length", "intermediate_size", 1}, /* gpt2 calls it n_inner */
+                 {"feed_forward_length", "intermediate_size", 1}, /* GPT-2: n_inner */
                  {"attention.head_count", "num_attention_heads", 1},
                  {"attention.head_count_kv", "num_key_value_heads", 0},
                  {"attention.key_length", "head_dim", 0},
@@ -1043,8 +1043,8 @@ GGUF_API cJSON *gguf_config(gguf *g) {
     return NULL;
 }
 
-/* Returns the n numbers, F32, that the rotary frequencies are divided by, as for Llama 3.1; NULL:
- * the file has none, or, with an error, not n of F32. */
+/* Returns the n numbers (F32) by which the rotary frequencies are divided, as in Llama 3.1; NULL:
+ * the file has no such tensor, or, with an error, the tensor has another type or length. */
 GGUF_API const unsigned char *gguf_factors(gguf *g, int64_t n) {
     const gguf_tensor *t = gguf_tensor_named(g, "rope_freqs.weight");
     if (!t) return NULL;
@@ -1075,7 +1075,8 @@ GGUF_API const char *gguf_chat_template(gguf *g, size_t *length) {
 /* A tensor of the safetensors file that a GGUF file is presented as. */
 typedef struct gguf_entry {
     const gguf_tensor *tensor;
-    /* first byte and the byte after the last, counted from the end of the header; bytes of a row */
+    /* begin, end: the first byte of the values and the byte after the last, counted from the end of
+     * the header; row: bytes of a row */
     int64_t begin, end, row;
     int decodes; /* 1: the blocks are converted to F32; 0: they are copied as they are */
 } gguf_entry;
@@ -1096,8 +1097,8 @@ GGUF_API void gguf_file_close(gguf_file *f) {
     f->entry = NULL;
 }
 
-/* Writes a tensor's part of the header to `at`, which has `room` bytes. Returns how many bytes it
- * takes. */
+/* Writes a tensor's entry in the JSON header of the safetensors file to `at`, which has `room`
+ * bytes. Returns the entry's length in bytes. */
 static size_t gguf_put_entry(char *at, size_t room, const gguf_entry *e) {
     const gguf_tensor *t = e->tensor;
     const int blocks = !e->decodes && t->format->dtype;
@@ -1164,8 +1165,8 @@ static int64_t gguf_row(const gguf_tensor *t, int64_t row) {
     return size ? row - i + 2 * (i % half) + i / half : row;
 }
 
-/* Copies `bytes` bytes of an entry from its byte `at` on, or fewer: it stops at the end of a row,
- * or of a block if the entry is decoded. Returns how many bytes it copied. */
+/* Copies `bytes` bytes of a tensor's data from its byte `at` on, or fewer: it stops at the end of a
+ * row, or of a block if the tensor's blocks are decoded. Returns how many bytes it copied. */
 static int64_t gguf_copy(const gguf_file *f, const gguf_entry *e, int64_t at, char *to,
                          int64_t bytes) {
     const gguf_tensor *t = e->tensor;
@@ -1191,8 +1192,9 @@ static int64_t gguf_copy(const gguf_file *f, const gguf_entry *e, int64_t at, ch
     return n;
 }
 
-/* Reads bytes of the presented file: the function for tsh_file_desc.read, with a gguf_file as user.
- * Values converted to F32 have this machine's byte order, so it must be little-endian. */
+/* Reads bytes of the safetensors file that a GGUF file is presented as: the callback for
+ * tsh_file_desc.read_at, with a gguf_file as user. Values converted to F32 have this machine's byte
+ * order, so it must be little-endian. */
 GGUF_API int64_t gguf_file_read(int64_t at, void *to, int64_t bytes, void *user) {
     const gguf_file *f = (const gguf_file *)user;
     int64_t done = 0, n;

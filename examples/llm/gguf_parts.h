@@ -14,7 +14,7 @@ typedef struct gguf_parts {
     int count;
     /* Size of a page of memory, in bytes. */
     size_t page;
-    size_t header, total; /* bytes of the new header, and of the whole mapping */
+    size_t header, total; /* bytes of the new header in whole pages; of the whole mapping */
     /* Number of tensors in all files. */
     uint64_t tensors;
 } gguf_parts;
@@ -186,8 +186,8 @@ static gguf *gguf_join(gguf *first, int count, char *error, size_t room) {
     return g;
 }
 
-/* Returns how many files the model has whose first file is `path` (1: it is not split). 0 and an
- * error: `path` is a later file of a model, or cannot be read. */
+/* Returns how many files the model has whose first file is `path` (1: it is not split). Returns 0,
+ * with one sentence in `error`, if `path` is a later file of a model, or cannot be read. */
 static int gguf_parts_count(const char *path, char *error, size_t room) {
     gguf *g = gguf_open_keys(path, error, room);
     char name[4096];

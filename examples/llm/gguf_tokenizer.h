@@ -75,8 +75,9 @@ static const gguf_pair *gguf_array(gguf *g, const char *key, int strings) {
 #define GGUF_BLOOM                                                                                 \
     " ?[^(\\s|.,!?\\x{2026}\\x{3002}\\x{FF0C}\\x{3001}\\x{964}\\x{6D4}\\x{60C})]+"
 
-/* How byte-level BPE splits a text into words before it merges: at the matches of each pattern in
- * turn. The names are those of llama.cpp for tokenizer.ggml.pre, separated by blanks. */
+/* How byte-level BPE splits a text into words before it merges bytes: at the matches of each
+ * pattern, one pattern after the other. names: llama.cpp's names for it, values of
+ * tokenizer.ggml.pre, separated by blanks. */
 typedef struct gguf_pre {
     const char *names;
     const char *patterns[7]; /* regular expressions, NULL after the last; none: GPT-2's */
@@ -435,7 +436,8 @@ static void gguf_put_template(gguf *g, const gguf_words *w, cJSON *file, int beg
     }
 }
 
-/* Adds the GGUF file's merges to the tokenizer.json's `model`, each as one string of two tokens. */
+/* Adds the GGUF file's merges to the tokenizer.json's `model`, each as one string of two tokens.
+ * Returns 0 on error. */
 static int gguf_put_merges(gguf *g, cJSON *model) {
     const gguf_pair *merges = gguf_array(g, "tokenizer.ggml.merges", 1);
     cJSON *list = gguf_put(g, model, "merges", cJSON_CreateArray());

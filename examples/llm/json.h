@@ -1,6 +1,6 @@
 /* json.h - explains what is wrong with a text that is not JSON, by line and column, and finds a key
- * that an object has twice. cJSON does the parsing; llm_json_explain is called after it has failed.
- * Include tshard.h first; needs cJSON. */
+ * that an object has twice. cJSON does the parsing; llm_json_explain is called before it, as cJSON
+ * accepts some malformed texts. Include tshard.h first; needs cJSON. */
 #ifndef LLM_JSON_H
 #define LLM_JSON_H
 
@@ -16,7 +16,8 @@
 #define LLM_JSON_API static
 #endif
 
-/* Parses JSON with cJSON. Returns NULL if that fails; errno is ENOMEM without memory, else 0. */
+/* Parses JSON with cJSON. Returns NULL if that fails: errno is ENOMEM if there is not enough
+ * memory, else 0. */
 LLM_JSON_API cJSON *llm_parse(const char *text) {
     cJSON *json;
     errno = 0; /* to tell lack of memory (malloc sets ENOMEM) from malformed JSON */
@@ -44,7 +45,7 @@ static void llm_json_skip(llm_json_scan *s) {
     s->at += strspn(s->at, " \t\r\n");
 }
 
-/* Returns the number of the 4 hexadecimal digits at `at`; -1: they are not there. */
+/* Returns the value of the 4 hexadecimal digits at `at`; -1: there are fewer than 4. */
 static int llm_json_unit(const char *at) {
     int unit = 0;
     for (int i = 0; i < 4; i++) {
@@ -55,15 +56,15 @@ static int llm_json_unit(const char *at) {
     return unit;
 }
 
-/* Moves s->at from the \ of an escape to the last character of it. Returns 0 and sets s->wrong if
- * it is none of JSON's. */
+/* Moves s->at from the backslash of an escape to the escape's last character. Returns 0 and sets
+ * s->wrong if JSON has no such escape. */
 static int llm_json_escape(llm_json_scan *s) {
     const char kind = s->at[1];
     const int unit = kind == 'u' ? llm_json_unit(s->at + 2) : 0;
-    if (!kind) return 1; /* the text ends here */
+    if (!kind) return 1; /* the text ends after the backslash, which llm_json_string reports */
     if (!strchr("\"\\/bfnrtu", kind) || unit < 0)
         return llm_json_wrong(s, "this is no escape of JSON, and a \\ of the text is written \\\\");
-    /* characters above U+FFFF are two units: D800 to DBFF, then DC00 to DFFF */
+    /* a character above U+FFFF is two escapes: \uD800 to \uDBFF, then \uDC00 to \uDFFF */
     const int pair = unit >= 0xD800 && unit < 0xDC00 && s->at[6] == '\\' && s->at[7] == 'u';
     const int second = pair ? llm_json_unit(s->at + 8) : 0;
     if (unit >= 0xD800 && unit < 0xE000 && (second < 0xDC00 || second > 0xDFFF))
@@ -178,7 +179,7 @@ LLM_JSON_API const char *llm_json_twice(const cJSON *object, int depth) {
     cJSON_ArrayForEach(item, object) {
         for (other = pairs ? item->next : NULL; other; other = other->next)
             if (strcmp(item->string, other->string) == 0) return item->string;
-        if (depth < 8) found = llm_json_twice(item, depth + 1); /* of a number or text: NULL */
+        if (depth < 8) found = llm_json_twice(item, depth + 1); /* NULL for a number or a string */
         if (found) return found;
     }
     return NULL;

@@ -10,18 +10,18 @@ struct llm_net;
 
 /* A family of models, which a header of models/ defines. */
 typedef struct llm_family {
-    const char *type, *base;        /* model_type; the prefix of tensor names in its files */
+    const char *type, *base;        /* model_type in config.json; prefix of names in the files */
     void (*config)(llm_config *c);  /* reads the keys of config.json */
     void (*add)(struct llm_net *m); /* makes the tree of modules */
-    /* ids (B, T) -> the input of the first block (B, T, C) */
+    /* takes ids (B, T), returns the input of the first block (B, T, C) */
     tsh_tensor *(*embed)(struct llm_net *m, tsh_tensor *ids);
-    /* output of the last block (B, T, C) -> logits (B, T, V), or (B, 1, V) unless m->all. NULL, of
-     * encoders: the blocks' output is the model's */
+    /* takes the output of the last block (B, T, C), returns logits: (B, T, V) if m->all is 1, else
+     * (B, 1, V). NULL for encoders, which return the output of the last block */
     tsh_tensor *(*finish)(struct llm_net *m, tsh_tensor *x);
-    const tsh_rename *rename; /* from the files' names to the tree's; NULL: they are the same */
+    const tsh_rename *rename; /* maps names in the files to the tree's; NULL: they are the same */
 } llm_family;
 
-/* A model on one rank, and the texts that it runs. */
+/* A model on one rank, and the batch of texts that it runs. */
 typedef struct llm_net {
     tsh_ctx *ctx;
     llm_config *config;
@@ -29,15 +29,16 @@ typedef struct llm_net {
     tsh_module *root, *base; /* parents of the head, and of all other modules: both are the ctx's
                               * root, as the tree's names have no prefix */
     tsh_module *blocks;      /* the container of the blocks, which run one after the other */
-    tsh_cache *cache; /* keys and values of all tokens so far; NULL: encoder or headless model */
+    tsh_cache *cache; /* keys and values of all tokens so far; NULL: none, as in training */
     int64_t rows;     /* number of texts in the batch */
     int64_t *past;    /* (rows): number of each text's tokens that the model has run; the ctx frees
                        * it */
-    const int64_t *lengths; /* tokens of each text in this forward, the others are padding; NULL:
-                             * there is no padding */
-    tsh_tensor *positions;  /* learned positions of this forward's tokens, or NULL */
-    tsh_tensor *segments;   /* i32 (rows, n): which of its row's texts each token of this forward
-                             * belongs to, -1: padding; NULL: each row is one text */
+    const int64_t *lengths; /* (rows): how many tokens of each text this forward has; the others in
+                             * its row are padding; NULL: there is no padding */
+    tsh_tensor *positions;  /* i32 (rows, n): rows of this forward's tokens in the table of learned
+                             * positions; NULL: none */
+    tsh_tensor *segments;   /* i32 (rows, n): for each token of this forward, the index of its text
+                             * among those in its row; -1: padding; NULL: each row is one text */
     const int32_t *places;  /* (rows, n): the position of each token of this forward in its text;
                              * NULL: they follow those that the model has run */
     tsh_tensor *texts; /* (rows, length): all tokens so far, if rotary frequencies depend on the
@@ -50,7 +51,7 @@ typedef struct llm_net {
     int all;              /* 1: logits of every token; 0: of the last one */
     int vectors; /* 1: forward returns the vectors (B, T, C) of every token that the head would
                   * read, for llm_loss and llm_accuracy */
-    const char *head; /* the head's name, which the first forward sets; NULL: no forward was run */
+    const char *head; /* name of the head's module, set by the first forward; NULL: none was run */
     tsh_tensor *slopes; /* ALiBi's slopes (1, H, 1, 1); NULL: none */
     tsh_tensor *bias;   /* ALiBi's mask of this forward, if there is a cache; else NULL */
 } llm_net;
@@ -163,8 +164,8 @@ LLM_API tsh_tensor *llm_places(llm_net *m, tsh_tensor *ids, int64_t skip) {
     return m->positions;
 }
 
-/* Returns how many tokens the longest text of the batch has after the forward of ids (B, T): so
- * many keys its attention reads. */
+/* Returns how many tokens the longest text of the batch has after the forward of ids (B, T), which
+ * is the number of keys that its attention reads. */
 LLM_API int64_t llm_keys(const llm_net *m, tsh_tensor *ids) {
     int64_t most = 0;
     for (int64_t b = 0; b < m->rows; b++) {
@@ -226,9 +227,9 @@ LLM_API tsh_tensor *llm_last(const llm_net *m, tsh_tensor *x) {
     return every || count < 2 ? x : tsh_slice(x, 1, count - 1, 1);
 }
 
-/* Makes m->slopes, ALiBi's (Press et al. 2022). With n the largest power of two up to the number of
- * heads, head i < n has the slope 2^(-8 (i + 1) / n); the others take every other slope of 2 n
- * heads, that is, head i has 2^(-4 (2 (i - n) + 1) / n). */
+/* Sets m->slopes to the slopes of ALiBi (Press et al. 2022). With n the largest power of two up to
+ * the number of heads, head i < n has the slope 2^(-8 (i + 1) / n); head i >= n has
+ * 2^(-4 (2 (i - n) + 1) / n), every other slope of a model with 2 n heads. */
 LLM_API void llm_add_slopes(llm_net *m) {
     float slope[LLM_MOST_HEADS];
     const int64_t heads = m->config->heads;

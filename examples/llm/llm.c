@@ -40,11 +40,11 @@
 #include <unistd.h>
 
 enum {
-    LLM_CHUNK = 256,    /* prompt tokens per forward, of all texts; at least 16 of each text */
+    LLM_CHUNK = 256,    /* prompt tokens per forward, all texts together; but 16 or more of each */
     LLM_CONTEXT = 4096, /* default of --context, if the model takes so many tokens */
     LLM_NEW = 64,       /* default of --max-new */
     LLM_ANSWER = 512,   /* default of --max-new with --chat */
-    LLM_FLAGS = 80      /* at least the number of flags */
+    LLM_FLAGS = 80      /* length of arrays of flags, at least the number of flags */
 };
 #define LLM_FOREVER (INT64_C(1) << 61) /* a timeout in ns that never ends */
 
@@ -83,11 +83,11 @@ typedef struct llm_job {
 typedef struct llm_flag_row {
     const char *name, *help;
     const char **text;
-    text_list *list; /* texts: the flag may be given several times */
+    text_list *list; /* gets the values of a flag that may be given several times */
     int64_t *number;
     int *on;
     double *real;
-    int zero; /* 1: the value may be 0; a real is TSH_ZERO then. 0: it is above 0 */
+    int zero; /* 1: the value may be 0, which is stored as TSH_ZERO in *real; 0: it is above 0 */
 } llm_flag_row;
 
 static void print_flags(const llm_flag_row *flags, int n, FILE *file) {
@@ -279,7 +279,7 @@ static int check_names(const llm_job *job) {
     return 0;
 }
 
-/* Returns 1 if the run is one of finetune.h. */
+/* Returns 1 if tune_run of finetune.h does the run: it trains, evaluates, or merges an adapter. */
 static int tunes_model(const llm_job *job) {
     const tune_settings *s = &job->tune.set;
     return s->finetune || s->evaluate || (s->adapter && s->merge && s->out);
@@ -338,13 +338,14 @@ static void catch_interrupts(void) {
 /* Waits for a line on stdin, a terminal. Returns 0 if Ctrl-C was pressed first. */
 static int wait_for_line(void) {
     struct pollfd in = {STDIN_FILENO, POLLIN, 0};
-    while (!interrupted && poll(&in, 1, 100) <= 0) {} /* polls, as any thread may get SIGINT */
+    /* polls, since the signal of Ctrl-C may go to any thread and not end a wait in this one */
+    while (!interrupted && poll(&in, 1, 100) <= 0) {}
     return !interrupted;
 }
 
 /* -- recording errors ------------------------------------------------------- */
 
-/* Records an error in job->error, if it is the first; any rank may call it. Returns 1. */
+/* Sets job->error, unless it has an earlier error; any rank may call it. Returns 1. */
 TSH_PRINTF(2, 3)
 static int refuse(llm_job *job, const char *format, ...) {
     va_list list;
@@ -360,8 +361,8 @@ static int refuse(llm_job *job, const char *format, ...) {
 /* The logger of the library: records an error in the job, prints a warning to stderr. */
 static void heed(const char *message, void *user) {
     const char *warning = strstr(message, "warning: ");
-    /* points at advice for C programs, to be replaced by that on --ignore; NULL: the message has
-     * none */
+    /* where the message gives advice for C programs, which is replaced by advice on --ignore; NULL:
+     * it gives none */
     const char *unknown = strstr(message, "; .ignore takes names of tensors");
     if (warning) fprintf(stderr, "llm: %s\n", message);
     else if (unknown) refuse((llm_job *)user, "%.*s; --ignore PATTERN passes over tensors that "
@@ -469,8 +470,8 @@ static int read_prompts(llm_job *job) {
         const int64_t n = job->ends[i] - row_begin(job, i);
         if (n > longest) longest = n;
     }
-    /* With several prompts, prefill runs the last token of each separately. Without a causal mask
-     * the tokens before it would have to attend to it, so only one prompt is possible. */
+    /* With several prompts, prefill runs the last token of each after all others. Without a causal
+     * mask those would have to attend to it, too, so only one prompt is possible. */
     if (ok && job->rows > 1 && !job->config.causal)
         return !refuse(job, "is_causal is false: such a model takes one prompt at a time");
     job->room = longest + job->max_new;
@@ -492,8 +493,9 @@ typedef struct llm_rank {
     int first;               /* 1: rank 0 of the world, which reads and writes */
     int64_t rows, room;      /* number of texts; most tokens of each */
     int32_t *tokens;         /* (rows, room): prompts, then what is generated */
-    /* Of each text, (rows): its tokens; those of its prompt; those that it generated, without the
-     * final eos; the tokens that compute is given; the next token. done: 1: the text has ended. */
+    /* Arrays (rows), an element for each text. count: number of its tokens; prompt: of its prompt's
+     * tokens; taken: of generated tokens, without the final eos; lengths: of the tokens that the
+     * current forward runs; ids: its next token; done: 1 if the text has ended. */
     int64_t *count, *prompt, *taken, *lengths, *ids;
     int32_t *done;
     text_out *out; /* (rows): the generated texts, which only rank 0 fills in */
@@ -624,8 +626,8 @@ static void step(llm_rank *r) {
 }
 
 /* Runs the model on the prompts' tokens that the cache does not have, in chunks, and appends the
- * first token after each prompt. Several prompts end in different chunks, so their last tokens are
- * left to a step of their own. Returns 0 after an error. */
+ * first token after each prompt. As several prompts end in different chunks, their last tokens are
+ * run together in a step after all chunks. Returns 0 after an error. */
 static int prefill(llm_rank *r) {
     llm_job *job = r->job;
     const int writes = job->dump && r->first;
@@ -780,12 +782,12 @@ static void embed(llm_rank *r) {
 
 /* -- running a conversation -------------------------------------------------- */
 
-/* The conversation, as rank 0 keeps it, and its statistics. */
+/* The messages of a conversation, and statistics of its answers. Only rank 0 fills it in. */
 typedef struct llm_talk {
-    chat_message *messages; /* with texts from malloc, which forget() frees */
+    chat_message *messages; /* their texts come from malloc, and forget() frees them */
     size_t count;
-    /* Number of answers; tokens of all their prompts; those of them that the cache did not have;
-     * generated tokens, without the first one of each answer. */
+    /* Sums over the answers. answers: their number; tokens: tokens of all prompts; computed: those
+     * of them that the cache did not have; more: generated tokens, but the first of each answer. */
     int64_t answers, tokens, computed, more;
     int64_t waited, wrote; /* ns, summed over the answers: until the first token, and after it */
 } llm_talk;
@@ -805,7 +807,7 @@ static int say(llm_talk *talk, chat_role role, const char *text) {
     return 1;
 }
 
-/* Forgets n messages from index i on. */
+/* Removes n messages from the conversation, from index i on. */
 static void forget(llm_talk *talk, size_t i, size_t n) {
     for (size_t k = i; k < i + n; k++) free((void *)(uintptr_t)talk->messages[k].text);
     talk->count -= n;
@@ -888,11 +890,11 @@ static int answered(llm_rank *r, llm_talk *talk, int64_t kept, int64_t most) {
     return ok ? 1 : !refuse(r->job, "not enough memory");
 }
 
-/* Runs one question and its answer. Tokens that the cache has are not computed again. Returns 0 at
- * the end of the conversation, or after an error. */
+/* Asks for one question, and generates its answer; tokens that the cache has are not computed
+ * again. Returns 0 at the end of the conversation, or after an error. */
 static int exchange(llm_rank *r, llm_talk *talk) {
     const llm_job *job = r->job;
-    int64_t head[2] = {0, 0}; /* tokens of the conversation; those of them in the cache */
+    int64_t head[2] = {0, 0}; /* [0]: tokens of the conversation; [1]: how many the cache has */
     int32_t *ids = NULL;
     if (r->first) {
         head[0] = ask(r, talk, &ids);
@@ -1050,7 +1052,7 @@ static void choose_ranks(const llm_job *job, tsh_threads_desc *ranks, tsh_desc *
                                            job->threads > 0 ? 1 : CORES_THREADS);
     ranks->ranks = (job->tp ? (int)job->tp : best.ranks) * groups;
     if (!job->tp && !job->threads) desc->threads = best.threads;
-    ranks->bind = ranks->ranks * desc->threads == cores; /* threads keep to their cores */
+    ranks->bind = ranks->ranks * desc->threads == cores; /* 1: each thread is bound to a core */
 }
 
 /* Prints what choose_ranks has chosen. */
@@ -1182,8 +1184,8 @@ static int open_format(llm_job *job) {
     return ok ? 1 : !refuse(job, "%s", job->format.error);
 }
 
-/* Makes the token that ends an answer by the template one that ends a text. Returns 0: not enough
- * memory. */
+/* Adds the token with which the chat template ends an answer to the tokens that end a text
+ * (config.eos). Returns 0: not enough memory. */
 static int add_chat_end(llm_job *job) {
     llm_config *c = &job->config;
     char *end = chat_end(&job->format);
@@ -1194,8 +1196,8 @@ static int add_chat_end(llm_job *job) {
     return 1;
 }
 
-/* Returns a number of generation_config.json, which must be from 0 to `most`, or `otherwise` if the
- * key is absent or null; -1 after an error. */
+/* Returns the number of a key of generation_config.json, which must be from 0 to `most`;
+ * `otherwise` if the key is absent or null; -1 after an error. */
 static double generation_number(llm_job *job, const cJSON *config, const char *key, double most,
                                 double otherwise) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, key);
@@ -1208,8 +1210,9 @@ static double generation_number(llm_job *job, const cJSON *config, const char *k
     return -1;
 }
 
-/* Sets how answers are drawn, where no flag does: as generation_config.json says if it samples,
- * else so that small models do not repeat themselves. Returns 0 after an error. */
+/* Sets temperature, top-p and so on where no flag does: as generation_config.json says if it
+ * samples, else to values with which small models do not repeat themselves. Returns 0 after an
+ * error. */
 static int choose_sampling(llm_job *job) {
     static const char *const keys[] = {"do_sample", "temperature", "top_k", "top_p", "min_p"};
     char *text = NULL;
@@ -1263,7 +1266,7 @@ static int prepare_chat(llm_job *job) {
     return job->greedy || choose_sampling(job);
 }
 
-/* Sets what finetune.h and plan.h take from the flags. */
+/* Fills in job->tune, which finetune.h and plan.h read, from the flags and the config. */
 static void fill_tune(llm_job *job) {
     tune_job *tune = &job->tune;
     const tsh_dtype own = job->config.dtype;
@@ -1284,7 +1287,8 @@ static void fill_tune(llm_job *job) {
     tune->set.max_new = job->max_new;
 }
 
-/* Sets the rows and tokens of a batch. Returns 0 after an error. */
+/* Sets p->train, and how many rows and tokens the batch has that --plan computes. Returns 0 after
+ * an error. */
 static int plan_batch(llm_job *job, llm_plan *p) {
     tune_job *tune = &job->tune;
     const char *why = "";
@@ -1341,13 +1345,14 @@ static void share_rows(llm_job *job) {
         if (batch % copies) continue;
         s->dp = copies;
         fits = plan_make(job, &p) && (there < 0 || p.all <= (double)there);
-        *s = given; /* without what plan_make has set */
+        *s = given; /* undoes what plan_make has changed */
         s->dp = fits ? copies : 0;
     }
-    job->error[0] = job->tune.error[0] = 0; /* prepare_tune finds again what is wrong */
+    job->error[0] = job->tune.error[0] = 0; /* prepare_tune will find and report errors again */
 }
 
-/* Reads what finetune.h needs beside the model. Returns 0 after an error. */
+/* Reads the chat template and the data for finetune.h, and checks the flags. Returns 0 after an
+ * error. */
 static int prepare_tune(llm_job *job) {
     tune_job *tune = &job->tune;
     fill_tune(job);
@@ -1431,8 +1436,8 @@ static int lacks_model(const llm_job *job) {
 
 /* What rank 0 sends to the other ranks if one of them has no model: what it read, or its error. */
 typedef struct llm_found {
-    /* ok: 0: only `error` counts; text: how many bytes model_text returned; tokens: number of
-     * tokens of all texts together; rows, room, max_new: as in llm_job */
+    /* ok: 0 if rank 0 has only an error; text: number of bytes that model_text returned; tokens:
+     * number of tokens of all texts together; rows, room, max_new: as in llm_job */
     int64_t ok, text, tokens, rows, room, max_new;
     int64_t top_k;
     double temperature, top_p, min_p, penalty;
@@ -1442,9 +1447,9 @@ typedef struct llm_found {
     char error[TSH_MESSAGE_SIZE];
 } llm_found;
 
-/* Returns what rank 0 sends to the others in place of the files: config.json, or a GGUF file up to
- * its tensors' values. *n: its bytes. After them a 0 and up to 3 more bytes can be read, to a
- * multiple of 4. NULL: not enough memory, or no such file. */
+/* Returns the text that rank 0 sends to the others in place of the files: config.json, or a GGUF
+ * file up to its tensors' values. *n: its length in bytes. After it a 0 and up to 3 more bytes can
+ * be read, to a multiple of 4. NULL: not enough memory, or no such file. */
 static char *model_text(const llm_job *job, int64_t *n) {
     const gguf *g = job->config.gguf;
     tsh_error why;
@@ -1521,8 +1526,8 @@ static int take_found(llm_job *job, const llm_found *found, const char *text) {
     return 1;
 }
 
-/* All ranks call it if one of them has no model: rank 0 sends what it read, or its error if ok is
- * 0, and the others take it. Returns 0 after an error. */
+/* Called on all ranks if one of them has no model: rank 0 sends what it read, or its error if ok is
+ * 0, and the others receive it. Returns 0 after an error. */
 static int send_found(llm_job *job, int ok) {
     tsh_comm *world = &job->comm;
     const int first = world->rank == 0;
@@ -1540,7 +1545,8 @@ static int send_found(llm_job *job, int ok) {
         job->tokens = (int32_t *)malloc((size_t)(found.tokens + 1) * sizeof *job->tokens);
         job->ends = (int64_t *)malloc((size_t)(found.rows + 1) * sizeof *job->ends);
     }
-    /* 0: this rank has no memory for what is broadcast; it skips that, which fails on the others */
+    /* ok is 0 if this rank has no memory for what is broadcast: it skips the broadcasts below,
+     * which then fail on the other ranks */
     ok = text && (first || (job->tokens && job->ends));
     if (ok && result == TSH_OK) /* the text and the 0 after it are sent as words of 4 bytes */
         result = tsh_broadcast(world, text, found.text / 4 + 1, TSH_I32, 0);
@@ -1559,7 +1565,7 @@ static int send_found(llm_job *job, int ok) {
 }
 
 #ifdef LLM_TCP
-/* BLAKE2b, of which libsodium has the state. */
+/* The functions of a tsh_hasher for BLAKE2b. state: a crypto_generichash_state of libsodium. */
 static void hash_begin(void *state) {
     (void)crypto_generichash_init((crypto_generichash_state *)state, NULL, 0, 32);
 }
@@ -1573,7 +1579,8 @@ static void hash_end(void *state, unsigned char hash[32]) {
     (void)crypto_generichash_final((crypto_generichash_state *)state, hash, 32);
 }
 
-/* Lets the model be loaded with --cache. Returns 0 after an error. */
+/* Makes the folder of --cache, and sets the options of config with which the weights are loaded by
+ * it: .cache, .hasher and .stamp. Returns 0 after an error. */
 static int open_cache(llm_job *job) {
     static const tsh_hasher blake2b = {sizeof(crypto_generichash_state), hash_begin, hash_add,
                                        hash_end};

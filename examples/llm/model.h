@@ -95,8 +95,8 @@ static void llm_gguf_rename_error(llm_config *c, const char *path) {
     strcpy(c->error, text);
 }
 
-/* Called after llm_config_take: finds the family, and reads its keys. Returns 0, with c->error, on
- * failure. */
+/* Called after llm_config_take: finds the model's family, which reads its keys. Returns 0, with
+ * c->error, on failure. */
 static int llm_config_finish(llm_config *c, const llm_family **family) {
     char names[256];
     *family = llm_family_find(c->type, names, sizeof names);
@@ -143,7 +143,7 @@ LLM_API int llm_config_read_with(llm_config *c, const char *folder, const llm_fa
     return ok && !c->error[0];
 }
 
-/* llm_config_read_with without options. */
+/* Reads the configuration of a model as llm_config_read_with does, without options. */
 LLM_API int llm_config_read(llm_config *c, const char *folder, const llm_family **family) {
     return llm_config_read_with(c, folder, family, NULL);
 }
@@ -208,13 +208,13 @@ static void llm_list_ignored(const llm_config *c, const char *ignored[LLM_IGNORE
     ignored[n] = NULL;
 }
 
-/* Names of older files, which llm_model_save does not write. */
+/* Names of tensors in older files, and the present ones, which llm_model_save writes. */
 static const tsh_rename llm_older_names[] = {{"**.LayerNorm.gamma", "**.LayerNorm.weight"},
                                              {"**.LayerNorm.beta", "**.LayerNorm.bias"}};
 
 /* Lists the names to change while loading, ended by a pair of NULLs: those of older files, the
- * family's, and, if the files have a head but no embedding (c->head), the head's, which becomes the
- * embedding's. name: a buffer for the latter. */
+ * family's, and, if the files have a head but no embedding (c->head), the head's name, which is
+ * changed to the embedding's. name: a buffer for the embedding's name. */
 static void llm_list_renamed(const llm_config *c, const llm_family *family,
                              tsh_rename renamed[LLM_RENAMED], char *name, size_t size) {
     const tsh_rename *pair = family->rename;
@@ -227,8 +227,8 @@ static void llm_list_renamed(const llm_config *c, const llm_family *family,
     renamed[n + 1].from = renamed[n + 1].to = NULL;
 }
 
-/* Returns the dtype of a name such as "f32" or "q8_0"; TSH_DTYPE_DEFAULT: weights have no such
- * dtype. */
+/* Returns the dtype of a name such as "f32" or "q8_0"; TSH_DTYPE_DEFAULT: there is no dtype of
+ * weights of this name. */
 static tsh_dtype llm_dtype_named(const char *name) {
     static const struct {
         const char *name;
@@ -283,7 +283,8 @@ static void llm_gguf_dtypes(llm_net *m) {
     }
 }
 
-/* Does what llm_model_load does up to the weights, which have no memory yet. */
+/* Makes the model as llm_model_load does, but does not load its weights, which have no memory yet.
+ * Returns the ctx's error. */
 LLM_API tsh_result llm_model_make(llm_net *m, tsh_ctx *ctx, llm_config *c, const llm_family *family,
                                   int64_t rows, int64_t length, tsh_dtype weights) {
     memset(m, 0, sizeof *m);
@@ -294,7 +295,7 @@ LLM_API tsh_result llm_model_make(llm_net *m, tsh_ctx *ctx, llm_config *c, const
     m->length = length;
     m->rope = c->rope;
     m->local = c->local;
-    /* the last two rows are scratch of llm_stretch */
+    /* row 0 is m->past; rows 1 and 2 are scratch memory of llm_stretch */
     tsh_tensor *past = tsh_tensor_new(ctx, TSH_I64, tsh_shape2(3, rows), tsh_replicated());
     m->past = past ? (int64_t *)tsh_data(ctx, past) : NULL;
     if (c->rope.limit > 0)
@@ -307,9 +308,10 @@ LLM_API tsh_result llm_model_make(llm_net *m, tsh_ctx *ctx, llm_config *c, const
     return tsh_last_error(ctx)->code;
 }
 
-/* Returns what llm_model_make is given for `weights` before llm_model_fill. Blocks of quantised
- * weights lie along the input features: matrices that the files store (in, out) are quantised after
- * they are loaded, others while they are. */
+/* Returns the argument `weights` of llm_model_make for a model whose llm_model_fill gets `weights`.
+ * Blocks of quantised weights lie along the input features, so matrices that the files store
+ * (in, out) are loaded as TSH_F32 and quantised afterwards; others are quantised while they are
+ * loaded. */
 LLM_API tsh_dtype llm_made_as(const llm_config *c, tsh_dtype weights) {
     const int late = strcmp(c->type, "gpt2") == 0 && !c->rows_out;
     return weights && late ? TSH_F32 : weights;
@@ -358,8 +360,8 @@ LLM_API tsh_result llm_model_load(llm_net *m, tsh_ctx *ctx, llm_config *c,
     return tsh_last_error(ctx)->code;
 }
 
-/* The first part of llm_forward, what comes before the blocks: for the .input of a pipeline, which
- * sends the segments on. */
+/* The first part of llm_forward: returns the input of the first block. It is for the .input of a
+ * pipeline, which sends m->segments on to the later stages. */
 LLM_API tsh_tensor *llm_forward_begin(llm_net *m, tsh_tensor *ids) {
     int64_t longest = 0;
     for (int64_t i = 0; m->places && i < tsh_numel(ids); i++)
@@ -369,7 +371,8 @@ LLM_API tsh_tensor *llm_forward_begin(llm_net *m, tsh_tensor *ids) {
     return m->family->embed(m, ids);
 }
 
-/* The last part of llm_forward, what comes after the blocks: for the .loss of a pipeline. */
+/* The last part of llm_forward: takes the output of the last block, and returns what llm_forward
+ * does. It is for the .loss of a pipeline. */
 LLM_API tsh_tensor *llm_forward_end(llm_net *m, tsh_tensor *x) {
     return m->family->finish ? m->family->finish(m, x) : x;
 }
@@ -384,11 +387,11 @@ LLM_API tsh_tensor *llm_forward(llm_net *m, tsh_tensor *ids) {
     return llm_forward_end(m, tsh_forward(m->blocks, llm_forward_begin(m, ids)));
 }
 
-/* Deals the blocks to the ranks of pp: the stages of a pipeline, of which the first ones have one
- * more if they do not divide. Call it after llm_model_make, when the adapters are added, and before
- * llm_model_fill. desc: .input calls llm_forward_begin, .loss llm_forward_end; .counts is set here.
- * Frequencies of rotary positions that depend on the length of the text (m->rope.limit) stay those
- * of the shortest. NULL: an error. */
+/* Makes a pipeline that deals the model's blocks to its stages; the first stages have one block
+ * more if they do not divide evenly. Call it after llm_model_make, when the adapters are added, and
+ * before llm_model_fill. desc: .input calls llm_forward_begin, .loss calls llm_forward_end; .counts
+ * is set here. Texts must not be longer than m->rope.limit, if that is not 0: the stages after the
+ * first keep the rotary frequencies of texts up to it. Returns NULL after an error. */
 LLM_API tsh_pipeline *llm_pipeline_new(llm_net *m, const tsh_pipeline_desc *desc) {
     int counts[LLM_MOST_LAYERS];
     tsh_pipeline_desc own = *desc;
@@ -403,8 +406,8 @@ LLM_API tsh_pipeline *llm_pipeline_new(llm_net *m, const tsh_pipeline_desc *desc
     return tsh_pipeline_new(m->blocks, &own);
 }
 
-/* Runs the model on n tokens of each text, ids (rows, n) and lengths as in llm_logits, with the
- * rotary frequencies as they are. Returns the logits. */
+/* Runs the model on n tokens of each text, without a change of the rotary frequencies. ids (rows,
+ * n), lengths: as in llm_logits. Returns the logits. */
 static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
     m->lengths = lengths;
     if (m->cache) tsh_cache_counts(m->cache, lengths);
@@ -415,12 +418,13 @@ static tsh_tensor *llm_compute(llm_net *m, const int32_t *ids, int64_t n, const 
     return logits;
 }
 
-/* For rotary frequencies that depend on the length of the longest text: keeps the tokens in
- * m->texts, and sets the frequencies for the length after them. When a text grows beyond LongRoPE's
- * original length, all keys in the cache are computed again; with dynamic scaling they stay, as in
- * transformers. */
+/* Called before the forward of ids if rotary frequencies depend on the length of the longest text:
+ * stores the tokens in m->texts, and sets the frequencies for the length that the texts will have.
+ * When a text grows beyond LongRoPE's original length, all keys in the cache are computed again;
+ * with dynamic scaling they stay, as in transformers. */
 static void llm_stretch(llm_net *m, const int32_t *ids, int64_t n, const int64_t *lengths) {
-    int64_t *const past = m->past + m->rows, *const own = past + m->rows; /* (rows) each */
+    /* (rows) each. past: the texts' tokens so far; own: those that the next forward adds to them */
+    int64_t *const past = m->past + m->rows, *const own = past + m->rows;
     int64_t most = 0, count = m->expected;
     int32_t *texts = (int32_t *)tsh_data(m->ctx, m->texts);
     if (!texts) return;
@@ -463,21 +467,23 @@ LLM_API tsh_tensor *llm_logits(llm_net *m, const int32_t *ids, int64_t n, const 
     return llm_compute(m, ids, n, lengths);
 }
 
-/* A tsh_chunk_fn: the losses (n) of vectors x (n, C) with targets (n). user: the llm_net. */
+/* Callback (tsh_chunk_fn) that computes the losses (n) of vectors x (n, C) with targets (n). user:
+ * the llm_net. */
 static tsh_tensor *llm_loss_rows(tsh_tensor *x, tsh_tensor *targets, void *user) {
     const tsh_cross_entropy_desc each = {.reduction = TSH_REDUCE_NONE};
     return tsh_cross_entropy(llm_head_logits((const llm_net *)user, x), targets, &each);
 }
 
-/* A tsh_chunk_fn: 1 for each target (n) whose token is the most likely one, else 0. */
+/* Callback (tsh_chunk_fn) that computes for each target (n) a 1 if it is the most likely token,
+ * else a 0. user: the llm_net. */
 static tsh_tensor *llm_hits_rows(tsh_tensor *x, tsh_tensor *targets, void *user) {
     tsh_tensor *best = tsh_argmax(llm_head_logits((const llm_net *)user, x), -1, 0);
     tsh_tensor *hits = tsh_eq(tsh_cast(best, TSH_REAL), tsh_cast(targets, TSH_REAL));
     return tsh_cast(hits, TSH_REAL);
 }
 
-/* Returns the sum of what rows(x, targets) gives, over a few rows of the vectors (B, T, C) and the
- * targets (B, T) at a time. */
+/* Returns the sum of all that the callback `rows` returns. It gets a few rows of the vectors
+ * (B, T, C) and of the targets (B, T) at a time. */
 static tsh_tensor *llm_in_chunks(llm_net *m, tsh_tensor *vectors, tsh_tensor *targets,
                                  tsh_chunk_fn rows) {
     const tsh_chunks_desc desc = {.fn = rows, .user = m};
@@ -493,8 +499,8 @@ LLM_API tsh_tensor *llm_loss(llm_net *m, tsh_tensor *vectors, tsh_tensor *target
     return llm_in_chunks(m, vectors, targets, llm_loss_rows);
 }
 
-/* Returns how many targets (B, T) are the most likely token, given the vectors as llm_loss takes
- * them; -100 is none. -1: an error. Collective; nothing is recorded. */
+/* Returns how many targets (B, T) other than -100 are the most likely token, from vectors as in
+ * llm_loss; -1: an error. Collective; nothing is recorded for backward. */
 LLM_API int64_t llm_accuracy(llm_net *m, tsh_tensor *vectors, tsh_tensor *targets) {
     tsh_no_grad_begin(m->ctx);
     tsh_scope_begin(m->ctx);
@@ -507,22 +513,22 @@ LLM_API int64_t llm_accuracy(llm_net *m, tsh_tensor *vectors, tsh_tensor *target
 
 /* -- adapters in the files of PEFT ------------------------------------------ */
 
-/* The names that PEFT's files have for the parts of a model: "base_model.model.", then the name in
- * the family's files. */
+/* Options to load and save adapters under the names that PEFT's files have: "base_model.model.",
+ * then the name in the family's files. */
 typedef struct llm_adapter_names {
-    tsh_file_desc desc; /* .prefix and .rename are the fields below */
+    tsh_file_desc desc; /* its .prefix and .rename point to the fields below */
     char prefix[80], head[2][2][96];
     tsh_rename rename[LLM_RENAMED + 2];
 } llm_adapter_names;
 
-/* Fills in *names for the model m. */
+/* Fills in *names, the names in PEFT's files, for the model m. */
 static void llm_adapter_name(const llm_net *m, llm_adapter_names *names) {
     const char *base = m->family->base;
     const tsh_rename *pair = m->family->rename;
     int n = 0;
     memset(names, 0, sizeof *names);
     snprintf(names->prefix, sizeof names->prefix, "base_model.model.%.60s", base);
-    /* The head is no part of the base: its name lacks the family's prefix. */
+    /* In the files, the head's name lacks the family's prefix. */
     for (; n < 2; n++) {
         snprintf(names->head[n][0], sizeof names->head[n][0], "base_model.model.%s", llm_heads[n]);
         snprintf(names->head[n][1], sizeof names->head[n][1], "%s.%s", names->prefix, llm_heads[n]);
@@ -535,8 +541,9 @@ static void llm_adapter_name(const llm_net *m, llm_adapter_names *names) {
     names->desc.broadcast = m->config->broadcast;
 }
 
-/* A llm_adapter_name_fn; user: the llm_net. Writes the module's name in transformers: with the
- * family's prefix, but for a head, and with the part of the path where the files have another. */
+/* Callback (llm_adapter_name_fn) that writes the name that a module has in transformers: the
+ * family's prefix, but not before a head, then its path, with the part that family->rename changes
+ * changed back. user: the llm_net. */
 static void llm_name_in_files(const char *path, char *name, size_t size, const void *user) {
     const llm_family *family = ((const llm_net *)user)->family;
     const char *prefix = strncmp(path, "lm_head", 7) == 0 || strncmp(path, "embed_out", 9) == 0
@@ -559,8 +566,8 @@ static void llm_name_in_files(const char *path, char *name, size_t size, const v
 }
 
 /* Adds adapters to the layers of the model that `a` names, as PEFT does to those of the model in
- * transformers: all linear layers but the head, those whose name there, or the end of it, is one of
- * its targets, or those whose name its pattern matches. */
+ * transformers: the layers whose name in transformers, or the end of it, is one of a->targets, or
+ * matches a->pattern; with neither, all linear layers but the head. */
 LLM_API tsh_result llm_model_adapter_add(llm_net *m, const llm_adapter *a) {
     return llm_adapter_add_named(m->root, a, llm_name_in_files, m);
 }

@@ -1,4 +1,4 @@
-/* plan.h - how much memory a model takes on a rank, before any of it is taken
+/* plan.h - computes how much memory a model takes on a rank, without taking that memory
  *
  *     llm_plan p = {.train = 1, .rows = 4, .length = 512, .tp = 2, .lora = 8};
  *     if (llm_config_read(&config, folder, &family) && llm_plan_run(&p, &config, family))
@@ -18,8 +18,8 @@
 
 typedef struct llm_plan {
     int train;            /* 1: steps of training; 0: a prompt of `length` tokens and an answer */
-    int tp, pp, dp;       /* ranks that share each layer; training: stages of a pipeline, which
-                           * share the layers; replicas; 0: 1 */
+    int tp, pp, dp;       /* tp: ranks that share each layer; pp, for training: stages of a
+                           * pipeline; dp: replicas of the model; 0 stands for 1 */
     int zero;             /* training: 1: the replicas share the optimiser's moments */
     int recompute;        /* training: 1: blocks are computed again in backward */
     int threads;          /* threads of a rank; 0: 1 */
@@ -28,37 +28,39 @@ typedef struct llm_plan {
     int64_t rows, length; /* texts of a replica's batch or micro-batch, and tokens of each */
     int accumulate;       /* training: micro-batches of a step; 0: 1 */
     tsh_dtype dtype;      /* dtype of activations, and of weights unless `weights` is set; 0: f32 */
-    tsh_dtype weights;    /* as in llm_model_load */
-    /* What llm_plan_run finds: */
-    tsh_mem mem;                  /* bytes of a rank of the stage that takes most */
-    int stage;                    /* that stage, from 0 */
-    double all;                   /* bytes of all ranks together */
+    tsh_dtype weights;    /* the argument `weights` of llm_model_load */
+    /* llm_plan_run sets all fields below. */
+    tsh_mem mem;                  /* memory of a rank of the stage that takes most */
+    int stage;                    /* index of that stage */
+    double all;                   /* bytes that all ranks take together */
     int64_t parameters, trained;  /* elements of all parameters; of those that are trained */
-    char error[TSH_MESSAGE_SIZE]; /* why it failed; "": it did not */
+    char error[TSH_MESSAGE_SIZE]; /* why llm_plan_run failed; "": it did not */
     llm_config *config;
     const llm_family *family;
 } llm_plan;
 
-/* -- a world of which only rank 0 exists ------------------------------------- */
+/* -- a world of which only one rank exists ----------------------------------- */
 
 enum {
-    LLM_PLAN_SHARED = 1 << 16, /* most bytes of a collective in which the other ranks are taken to
-                                * send what this one does: hashes and sums, by which ranks agree */
-    LLM_PLAN_HEADS = 2,        /* descriptions of tensors that a stage sends for each micro-batch:
-                                * of its vectors and of its segments */
-    LLM_PLAN_WORDS = 64        /* most words of a description */
+    LLM_PLAN_SHARED = 1 << 16, /* in a collective of up to so many bytes, the other ranks are taken
+                                * to send what this one sends: so hashes and sums agree */
+    LLM_PLAN_HEADS = 2,        /* number of headers (shape, dtype ...) of tensors that a stage sends
+                                * for each micro-batch: one for its vectors, one for segments */
+    LLM_PLAN_WORDS = 64        /* most int64 numbers of such a header */
 };
 
-/* The impl of its tsh_comm. */
+/* tsh_comm.impl of a world of which only one rank exists. */
 typedef struct llm_plan_world {
     int size[3];   /* sizes of the groups that tsh_open splits the world into, in this order */
-    int made;      /* number of groups so far */
-    int heads;     /* number of descriptions in `head` */
-    int64_t taken; /* number of descriptions received */
-    int64_t head[LLM_PLAN_HEADS][LLM_PLAN_WORDS]; /* what stage 0 sent; the other stages get it */
+    int made;      /* number of groups split off so far */
+    int heads;     /* number of tensor headers in `head` */
+    int64_t taken; /* number of tensor headers received so far */
+    /* the tensor headers that stage 0 has sent; all other stages receive them */
+    int64_t head[LLM_PLAN_HEADS][LLM_PLAN_WORDS];
 } llm_plan_world;
 
-/* Sends to another stage, or receives from one. Indices of segments are all 0. */
+/* Plays a send to another stage, or a receive from one: stores int64 headers of tensors, or returns
+ * stored ones; int32 data, the segments' indices, are received as zeros. */
 static void llm_plan_pass(llm_plan_world *world, const tsh_coll *coll) {
     const size_t bytes = (size_t)coll->count * tsh_dtype_size(coll->dtype);
     if (coll->kind == TSH_RECV && coll->dtype == TSH_I32) memset(coll->recv, 0, bytes);
@@ -69,7 +71,8 @@ static void llm_plan_pass(llm_plan_world *world, const tsh_coll *coll) {
         memcpy(coll->recv, world->head[world->taken++ % world->heads], bytes);
 }
 
-/* Ends a collective at once. One of more than LLM_PLAN_SHARED bytes leaves recv as it is. */
+/* Plays a collective, at once, as if each other rank sent what this one sends. One of more than
+ * LLM_PLAN_SHARED bytes leaves recv as it is. */
 static tsh_result llm_plan_start(tsh_comm *comm, const tsh_coll *coll, tsh_req *req) {
     const size_t width = tsh_dtype_size(coll->dtype);
     const int64_t blocks = coll->blocks > 0 ? coll->blocks : 1;
@@ -126,7 +129,7 @@ static void llm_plan_close(tsh_comm *comm) {
     (void)comm;
 }
 
-/* -- the steps ---------------------------------------------------------------- */
+/* -- running a model as a dry run --------------------------------------------- */
 
 static void llm_plan_log(const char *message, void *user) {
     llm_plan *p = (llm_plan *)user;
@@ -134,7 +137,7 @@ static void llm_plan_log(const char *message, void *user) {
         (void)snprintf(p->error, sizeof p->error, "%s", message);
 }
 
-/* Turns off the recomputation of all modules below `module`. */
+/* Turns off tsh_checkpoint for `module` and all modules below it: their activations are kept. */
 static void llm_plan_keep(tsh_module *module) {
     tsh_module *child;
     tsh_checkpoint(module, 0);
@@ -153,8 +156,8 @@ static void llm_plan_count_all(llm_plan *p, llm_net *m) {
     if (tsh_ok(m->ctx)) tsh_each_param(m->root, llm_plan_count, p);
 }
 
-/* The model and a micro-batch: tokens `ids` (rows, length) of a text in each row, which are all 0,
- * as are their segments and targets. */
+/* A model and a micro-batch for it. Its tokens, `ids` (rows, length), are all 0; they also serve as
+ * its segments and targets. */
 typedef struct llm_plan_texts {
     llm_net *m;
     const int32_t *ids;
@@ -164,7 +167,7 @@ static tsh_tensor *llm_plan_ids(const llm_plan_texts *t) {
     return tsh_from(t->m->ctx, t->ids, tsh_shape2(t->m->rows, t->m->length), TSH_I32);
 }
 
-/* Returns the tokens of the micro-batch, with what the model is told of them. */
+/* Sets the fields of the model that describe the micro-batch. Returns its tokens. */
 static tsh_tensor *llm_plan_show(const llm_plan_texts *t) {
     t->m->all = t->m->vectors = 1;
     t->m->segments = llm_plan_ids(t);
@@ -177,7 +180,7 @@ static void llm_plan_forget(llm_net *m) {
     (void)tsh_step_end(m->ctx);
 }
 
-/* Runs a micro-batch. defer: 1: another one of this step follows. */
+/* Runs a micro-batch forward and backward. defer: 1 if another one of the same step follows. */
 static void llm_plan_micro(const llm_plan_texts *t, int defer) {
     llm_net *m = t->m;
     const tsh_backward_desc how = {
@@ -187,14 +190,14 @@ static void llm_plan_micro(const llm_plan_texts *t, int defer) {
     llm_plan_forget(m);
 }
 
-/* .input of a pipeline */
+/* Callback .input of a pipeline: returns the first block's input for a micro-batch. */
 static tsh_tensor *llm_plan_input(tsh_ctx *ctx, int k, void *user) {
     const llm_plan_texts *t = (const llm_plan_texts *)user;
     (void)ctx, (void)k;
     return llm_forward_begin(t->m, llm_plan_show(t));
 }
 
-/* .loss of a pipeline */
+/* Callback .loss of a pipeline: returns the loss from the last block's output x. */
 static tsh_tensor *llm_plan_loss(tsh_ctx *ctx, tsh_tensor *x, int k, void *user) {
     const llm_plan_texts *t = (const llm_plan_texts *)user;
     (void)ctx, (void)k;
@@ -208,8 +211,8 @@ static double llm_plan_weight(tsh_ctx *ctx, int k, void *user) {
     return (double)(m->rows * m->length);
 }
 
-/* Deals the model to the ranks of pp. More micro-batches than one more than stages take no more
- * memory. NULL: there is one stage, or an error. */
+/* Makes a pipeline that deals the model to its stages, with at most stages + 1 micro-batches, as
+ * more take no more memory. Returns NULL if there is one stage, or after an error. */
 static tsh_pipeline *llm_plan_deal(const llm_plan *p, llm_plan_texts *t) {
     const int most = p->pp + 1, micros = p->accumulate > 1 ? p->accumulate : 1;
     const tsh_pipeline_desc desc = {.micro_batches = micros < most ? micros : most,
@@ -220,7 +223,7 @@ static tsh_pipeline *llm_plan_deal(const llm_plan *p, llm_plan_texts *t) {
     return p->pp > 1 ? llm_pipeline_new(t->m, &desc) : NULL;
 }
 
-/* Trains the model for two steps, as the optimiser makes its moments in the first. */
+/* Runs two steps of training: the optimiser makes its moments in the first. */
 static void llm_plan_training(llm_plan *p, llm_net *m, const int32_t *ids) {
     const llm_adapter lora = {.lora = {.rank = p->lora}};
     const tsh_optim_desc adamw = {.kind = TSH_ADAMW, .zero = p->zero, .clip_norm = 1};
@@ -237,7 +240,8 @@ static void llm_plan_training(llm_plan *p, llm_net *m, const int32_t *ids) {
             (void)tsh_pipeline_train(stages, NULL);
             llm_plan_forget(m);
         } else {
-            if (p->accumulate > 1) llm_plan_micro(&texts, 1); /* a third takes no more memory */
+            /* two micro-batches at most: a third takes no more memory */
+            if (p->accumulate > 1) llm_plan_micro(&texts, 1);
             llm_plan_micro(&texts, 0);
         }
         (void)tsh_optim_step(optim);
@@ -246,7 +250,8 @@ static void llm_plan_training(llm_plan *p, llm_net *m, const int32_t *ids) {
     }
 }
 
-/* Runs a prompt in chunks, as llm.c does: of 256 tokens of all texts, at least 16 of each. */
+/* Runs the prompts in chunks, as llm.c does: each has 256 tokens of all texts together, but at
+ * least 16 of each text. */
 static void llm_plan_generation(llm_plan *p, llm_net *m, const int32_t *ids) {
     const int64_t some = 256 / p->rows < 16 ? 16 : 256 / p->rows;
     const int64_t chunk = p->config->causal ? some : p->length;
@@ -263,7 +268,7 @@ static void llm_plan_generation(llm_plan *p, llm_net *m, const int32_t *ids) {
     tsh_no_grad_end(m->ctx);
 }
 
-/* The program of rank 0. */
+/* What the one rank that exists runs: makes the model and runs it, without computing anything. */
 static int llm_plan_rank(tsh_ctx *ctx, void *user) {
     llm_plan *p = (llm_plan *)user;
     llm_net *m = (llm_net *)calloc(1, sizeof *m);
@@ -278,7 +283,7 @@ static int llm_plan_rank(tsh_ctx *ctx, void *user) {
     return !tsh_ok(ctx);
 }
 
-/* Returns how many ranks a stage has, and how many stages. */
+/* llm_plan_ranks returns how many ranks a stage has; llm_plan_stages how many stages there are. */
 static int llm_plan_ranks(const llm_plan *p) {
     return (p->tp > 1 ? p->tp : 1) * (p->dp > 1 ? p->dp : 1);
 }
@@ -286,8 +291,9 @@ static int llm_plan_stages(const llm_plan *p) {
     return p->train && p->pp > 1 ? p->pp : 1;
 }
 
-/* Finds p->mem of a rank of p->stage, and the numbers of parameters. Stage 0 comes first. Returns
- * 0: p->error says why not. */
+/* Sets p->mem to the memory that a rank of stage p->stage takes, and the numbers of parameters.
+ * Call it for stage 0 first: the others receive what that has sent. Returns 0: p->error says why
+ * not. */
 static int llm_plan_stage(llm_plan *p, llm_plan_world *world) {
     static const tsh_comm_ops ops = TSH_COMM_OPS(llm_plan, "plan", 0);
     const int sizes[3] = {p->tp, llm_plan_stages(p), p->dp};
@@ -297,7 +303,7 @@ static int llm_plan_stage(llm_plan *p, llm_plan_world *world) {
                      .dtype = p->dtype ? p->dtype : TSH_F32,
                      .logger = {llm_plan_log, p}};
     world->made = 0;
-    for (int i = 0, n = 0; i < 3; i++) /* groups of one rank are not split off */
+    for (int i = 0, n = 0; i < 3; i++) /* tsh_open splits off no groups of one rank */
         if (sizes[i] > 1) world->size[n++] = sizes[i];
     desc.comm.size = llm_plan_ranks(p) * desc.pp;
     desc.comm.rank = desc.tp * p->stage;
@@ -310,8 +316,8 @@ static int llm_plan_stage(llm_plan *p, llm_plan_world *world) {
     return 0;
 }
 
-/* Finds what the model of a config takes. each: called after each stage, when p->mem is that
- * stage's; NULL: nothing is called. Returns 0 after an error, which is in p->error. */
+/* Computes what llm_plan_run does. each: called after each stage, when p->mem is the memory of that
+ * stage's ranks; NULL: nothing is called. Returns 0 after an error, which is in p->error. */
 static int llm_plan_each(llm_plan *p, llm_config *c, const llm_family *family,
                          void (*each)(FILE *file, const llm_plan *p), FILE *file) {
     llm_plan_world world;
@@ -342,9 +348,10 @@ LLM_API int llm_plan_run(llm_plan *p, llm_config *c, const llm_family *family) {
     return llm_plan_each(p, c, family, NULL, NULL);
 }
 
-/* -- the memory there is ------------------------------------------------------ */
+/* -- how much memory there is ------------------------------------------------- */
 
-/* Returns the first number in a file, or after `key` in it, times `unit`; -1: there is none. */
+/* Returns the number that a line of the file has after `key` at its beginning (key "": the first
+ * line that begins with a number), times `unit`; -1: there is none. */
 static int64_t llm_plan_number(const char *path, const char *key, int64_t unit) {
     char line[256];
     int64_t found = -1, n;
@@ -357,8 +364,8 @@ static int64_t llm_plan_number(const char *path, const char *key, int64_t unit) 
     return found;
 }
 
-/* Lowers *least to what a control group has left: the number in the file `limit` less that in
- * `used`, if both are there. */
+/* Lowers *least to the memory that a control group (cgroup) has left: the number in the file
+ * `limit` minus that in the file `used`, if both exist. */
 static void llm_plan_limit(int64_t *least, const char *limit, const char *used) {
     const int64_t most = llm_plan_number(limit, "", 1), now = llm_plan_number(used, "", 1);
     const int64_t left = most > now ? most - now : 0;
@@ -366,7 +373,8 @@ static void llm_plan_limit(int64_t *least, const char *limit, const char *used) 
 }
 
 /* Returns the bytes of memory that this process can still get: what Linux calls available, or what
- * the limit of its control group leaves (version 2, then 1). -1: not known. */
+ * the limit of its control group (cgroup version 2 or 1) leaves, whichever is less; -1: not
+ * known. */
 LLM_API int64_t llm_plan_available(void) {
     int64_t least = llm_plan_number("/proc/meminfo", "MemAvailable:", 1024);
     char line[300] = "", limit[400], used[400];
@@ -383,18 +391,19 @@ LLM_API int64_t llm_plan_available(void) {
     return least;
 }
 
-/* -- printing it --------------------------------------------------------------- */
+/* -- printing a plan ----------------------------------------------------------- */
 
-/* Prints a row: bytes of a rank, and of all ranks of its stage. */
+/* Prints a row of the table: the memory that a rank takes, and that all ranks of its stage take. */
 static void llm_plan_row(FILE *file, const llm_plan *p, const char *name, size_t bytes) {
     (void)fprintf(file, "  %-28s %12.2f %12.2f\n", name, 1e-6 * (double)bytes,
                   1e-6 * (double)bytes * llm_plan_ranks(p));
 }
 
-/* Prints the total of plan p, whose flags `name` tells, and whether it fits into `there` bytes; -1:
- * not known. */
+/* Prints the total of plan p, which has the flags `name`, and whether it fits into the `there`
+ * bytes of memory that there are; -1: not known. */
 static void llm_plan_other(FILE *file, llm_plan p, const char *name, int64_t there) {
-    if (!llm_plan_run(&p, p.config, p.family)) return; /* such as tp above the number of heads */
+    /* prints nothing if the flags are an error, such as tp above the number of heads */
+    if (!llm_plan_run(&p, p.config, p.family)) return;
     (void)fprintf(file, "  %-28s %12.2f %12.2f%s\n", name, 1e-6 * (double)p.mem.total_peak,
                   1e-6 * p.all,
                   there < 0 ? "" : p.all <= (double)there ? "  fits" : "  does not fit");
@@ -415,7 +424,7 @@ static void llm_plan_others(FILE *file, const llm_plan *p, int64_t there) {
     other.pp = p->pp;
     if (p->dtype != TSH_BF16 && p->dtype != TSH_F16) {
         other.dtype = TSH_BF16;
-        if (!p->weights) other.weights = TSH_F32; /* all weights are of --dtype */
+        if (!p->weights) other.weights = TSH_F32; /* weights of a GGUF file become bf16, too */
         llm_plan_other(file, other, "--dtype bf16", there);
         other.dtype = p->dtype;
         other.weights = p->weights;
@@ -431,7 +440,8 @@ static void llm_plan_others(FILE *file, const llm_plan *p, int64_t there) {
     if (p->weights != TSH_Q8_0 && !p->train) llm_plan_other(file, other, "--weights q8_0", there);
 }
 
-/* Prints what a rank of p->stage takes, and in a pipeline which layers it has. */
+/* Prints the table of what a rank of stage p->stage takes; in a pipeline also which layers it
+ * has. */
 static void llm_plan_kinds(FILE *file, const llm_plan *p) {
     const size_t *peak = p->mem.peak;
     const int stages = llm_plan_stages(p), layers = (int)p->config->layers, s = p->stage;

@@ -10,7 +10,8 @@
 
 #include "tune.h"
 
-/* Returns log p of the answer in row i of the batch, a scalar. vectors: of the batch. */
+/* Returns log p of the answer in row i of t->batch, a scalar. vectors: the batch's output before
+ * the head, (B, T, C). */
 static tsh_tensor *prefer_answer(tune_rank *t, tsh_tensor *vectors, int64_t i) {
     const llm_batch *b = &t->batch;
     tsh_tensor *targets = tsh_from(t->ctx, b->targets + i * b->length, tsh_shape2(1, b->length),
@@ -28,7 +29,7 @@ static int64_t prefer_document(const tune_rank *t, int64_t i) {
     return t->batch.documents[i * t->batch.length];
 }
 
-/* Returns where log q(chosen) - log q(rejected) of pair i is kept. */
+/* Returns the address at which log q(chosen) - log q(rejected) of pair i is stored. */
 static double *prefer_reference(tune_rank *t, int64_t i) {
     return t->reference ? &t->reference[prefer_document(t, i)]
                         : &t->difference[t->k * prefer_pairs(t) + i];
@@ -40,8 +41,8 @@ static double prefer_measure(tune_rank *t, tsh_tensor *vectors, int64_t i) {
     return chosen - tsh_item(t->ctx, prefer_answer(t, vectors, prefer_pairs(t) + i));
 }
 
-/* A `score` of tune_rank: keeps what the model says as that of q. Returns 0, for the backward of a
- * pipeline a loss that no parameter has a part in. */
+/* Callback t->score, while the model is q: stores log q(chosen) - log q(rejected) of the batch's
+ * pairs. Returns a loss of 0 that depends on no parameter, for the backward of a pipeline. */
 static tsh_tensor *prefer_keep(tune_rank *t, tsh_tensor *vectors) {
     if (!t->zero) t->zero = tsh_requires_grad(tsh_keep(tsh_zeros(t->ctx, tsh_shape0())), 1);
     for (int64_t i = 0; i < prefer_pairs(t) && tsh_ok(t->ctx); i++)
@@ -50,16 +51,17 @@ static tsh_tensor *prefer_keep(tune_rank *t, tsh_tensor *vectors) {
     return t->training ? tsh_neg(t->zero) : t->zero;
 }
 
-/* Before `count` batches are run: with adapters, computes log q of their answers. Returns 0 after
- * an error. */
+/* Call it before `count` batches are run: with adapters, computes log q of the answers in these
+ * batches, by a run without adapters. Returns 0 after an error. */
 LLM_API int prefer_begin(tune_rank *t, int (*take)(tune_rank *t), int64_t count) {
     tsh_module *root = t->net.root;
     if (t->reference) return 1;
     free(t->difference);
     t->difference = (double *)calloc((size_t)(count * t->job->rows) + 1, sizeof *t->difference);
     if (!t->difference) return tune_no_memory(t);
-    /* Quantised weights multiply rounded inputs without gradients, but not in training: then q is
-     * computed as p is, though nothing has a gradient. */
+    /* Between tsh_no_grad_begin and tsh_no_grad_end, products with quantised weights round their
+     * inputs to 8 bits. So in training, q is computed outside of them, without rounding, as p
+     * is. */
     const int exact = tsh_training(root) && (t->job->weights_name || t->job->config->gguf);
     (void)tsh_lora_use(root, NULL);
     if (exact)
@@ -67,7 +69,7 @@ LLM_API int prefer_begin(tune_rank *t, int (*take)(tune_rank *t), int64_t count)
     else
         tsh_no_grad_begin(t->ctx);
     if (exact && t->training)
-        tune_backward(t, take, prefer_keep); /* a pipeline without gradients would round inputs */
+        tune_backward(t, take, prefer_keep); /* as the pipeline t->forward would round inputs */
     else
         tune_forward(t, take, prefer_keep, count);
     if (t->zero) tsh_zero_grad(t->zero);
@@ -79,7 +81,8 @@ LLM_API int prefer_begin(tune_rank *t, int (*take)(tune_rank *t), int64_t count)
     return tsh_ok(t->ctx);
 }
 
-/* A `score` of tune_rank: returns the sum of the batch's losses. */
+/* Callback t->score in training: returns the sum of the losses of the batch's pairs; t->weight is
+ * their number. */
 LLM_API tsh_tensor *prefer_loss(tune_rank *t, tsh_tensor *vectors) {
     const int64_t pairs = prefer_pairs(t);
     tsh_tensor *sum = NULL;
@@ -95,7 +98,7 @@ LLM_API tsh_tensor *prefer_loss(tune_rank *t, tsh_tensor *vectors) {
     return sum;
 }
 
-/* A `score` of tune_rank, without gradients: adds the losses of the batch to the sums. */
+/* Callback t->score in evaluation: adds the losses of the batch's pairs to t->sums. */
 LLM_API tsh_tensor *prefer_add(tune_rank *t, tsh_tensor *vectors) {
     for (int64_t i = 0; i < prefer_pairs(t) && tsh_ok(t->ctx); i++) {
         if (prefer_document(t, i) < 0) continue;
@@ -107,8 +110,8 @@ LLM_API tsh_tensor *prefer_add(tune_rank *t, tsh_tensor *vectors) {
     return tsh_zeros(t->ctx, tsh_shape0());
 }
 
-/* Computes t->reference of the documents of one part: its held-out batches are all of its rows, of
- * which each replica has some. */
+/* Computes t->reference of the held-out documents of `data`; each replica runs some of their
+ * rows. */
 static void prefer_part(tune_rank *t, const llm_data *data) {
     const llm_reader own = t->reader;
     llm_reader_open(&t->reader, data, t->ctx);
@@ -118,10 +121,11 @@ static void prefer_part(tune_rank *t, const llm_data *data) {
     t->reader = own;
 }
 
-/* Before training: without adapters, computes log q of all answers. Returns 0 after an error. */
+/* Call it before training: without adapters, computes t->reference of all documents. Returns 0
+ * after an error. */
 LLM_API int prefer_prepare(tune_rank *t) {
     const llm_data *data = &t->job->data;
-    llm_data train = *data; /* as if the documents to learn from were held out */
+    llm_data train = *data; /* a copy that has the training documents as its held-out ones */
     if (t->set->lora) return 1;
     t->reference = (double *)calloc((size_t)data->documents, sizeof *t->reference);
     if (!t->reference) return tune_no_memory(t);

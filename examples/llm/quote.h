@@ -13,17 +13,17 @@
 #define QUOTE_API static
 #endif
 
-/* Returns the length in bytes of the UTF-8 control character at s, where n bytes are left; 0: there
- * is none. */
+/* Returns the length in bytes of the control character with which the n bytes of UTF-8 at s begin;
+ * 0: they begin with none. */
 static size_t quote_control(const char *s, size_t n) {
     const unsigned char *at = (const unsigned char *)s;
     if (n > 0 && (at[0] < 0x20 || at[0] == 0x7f)) return 1;
     return n > 1 && at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0 ? 2 : 0; /* U+0080 to U+009F */
 }
 
-/* Returns the length in bytes of the character at s if it changes the direction of the text after
- * it, or begins a new line or paragraph: U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069; else
- * 0. */
+/* Returns the length in bytes of the character with which the n bytes of UTF-8 at s begin, if it
+ * changes the direction of the text after it, or begins a new line or paragraph: U+200E, U+200F,
+ * U+2028 to U+202E, U+2066 to U+2069; else 0. */
 static size_t quote_turn(const char *s, size_t n) {
     const unsigned char *at = (const unsigned char *)s;
     if (n < 3 || at[0] != 0xe2) return 0;

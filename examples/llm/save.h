@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 /* LLM_SHARD_BYTES: most bytes of tensors in one file; LLM_OUT_PATH: most bytes of a folder's path;
- * LLM_OUT_NAME: most bytes of its last name, to which the temporary folder's adds some;
+ * LLM_OUT_NAME: most bytes of the folder's name alone (the temporary folder has a longer one);
  * LLM_OUT_DEPTH: levels of folders within a folder that is written. */
 #ifndef LLM_SHARD_BYTES
 #define LLM_SHARD_BYTES ((int64_t)5000000000)
@@ -49,8 +49,8 @@ static int llm_out_refuse(tsh_error *why, const char *path, const char *what, in
     return 0;
 }
 
-/* Copies `out` to `path` without slashes at its end, and sets *name to its last name. Returns 0 and
- * *why if it is no name of a new folder, or too long. */
+/* Copies `out` to `path` without slashes at its end, and sets *name to where the folder's name
+ * begins in `path`. Returns 0 and *why if a new folder cannot have this name, or it is too long. */
 static int llm_out_split(const char *out, char path[LLM_OUT_PATH], const char **name,
                          tsh_error *why) {
     size_t n = strlen(out);
@@ -115,8 +115,8 @@ static void llm_out_remove(const char *folder, int depth) {
 }
 
 /* Opens a folder, and locks it, which tells other processes that its writer is alive. Returns 1 +
- * the descriptor; 0: another process has locked or removed it. must 1: 0 also if the file system
- * has no locks. */
+ * the descriptor, or 0 if another process has locked or removed the folder; with must 1, also if
+ * the file system has no locks. */
 static int llm_out_lock(const char *folder, int must) {
     const int file = open(folder, O_RDONLY);
     int locked = 1;
@@ -180,8 +180,9 @@ static int llm_out_make(llm_out *o, const char *out, tsh_error *why) {
     return llm_out_refuse(why, o->path, "cannot be written", errno);
 }
 
-/* Begins a folder, on every rank: rank 0 makes the temporary folder, whose path all get. An error
- * is one of all ranks: `out` is not as llm_out_check wants it, or the system says no. */
+/* Begins to write the folder `out`. Call it on every rank: rank 0 makes the temporary folder, whose
+ * path all ranks get. All ranks get the same error if llm_out_check refuses `out`, or the temporary
+ * folder cannot be made. */
 LLM_API tsh_result llm_out_begin(tsh_ctx *ctx, llm_out *o, const char *out) {
     tsh_error why;
     memset(&why, 0, sizeof why);
@@ -200,10 +201,11 @@ LLM_API void llm_out_abort(llm_out *o) {
     o->temporary[0] = 0;
 }
 
-/* Syncs the list of files of a folder to disk. Returns 0 if that fails. */
+/* Syncs a folder, its list of files, to disk. Returns 0 if that fails. */
 static int llm_out_sync(const char *folder) {
     const int file = open(folder, O_RDONLY);
-    const int synced = file >= 0 && (fsync(file) == 0 || errno == EINVAL); /* EINVAL: it cannot */
+    /* EINVAL: the file system cannot sync folders, which is no error */
+    const int synced = file >= 0 && (fsync(file) == 0 || errno == EINVAL);
     if (file >= 0) (void)close(file);
     return synced;
 }
@@ -221,8 +223,8 @@ static int llm_out_rename(llm_out *o, tsh_error *why) {
     return 1;
 }
 
-/* Ends a folder, on every rank: it has its name then, with all files. After an error, which is one
- * of all ranks, it is absent, or empty as it was. */
+/* Renames the temporary folder to o->path, so that it is there with all its files. Call it on every
+ * rank. After an error, which all ranks get, o->path does not exist, or is empty as it was. */
 LLM_API tsh_result llm_out_commit(tsh_ctx *ctx, llm_out *o) {
     tsh_error why;
     memset(&why, 0, sizeof why);
@@ -238,12 +240,12 @@ static const char *const llm_tokenizer_files[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "*.model",
     "*.tiktoken", NULL};
-/* Those of a model's other files, but for its weights and config.json; the last ones are
- * sentence-transformers'. */
+/* Names of a model's other files, except its weights and config.json; all but the first are files
+ * of sentence-transformers. */
 static const char *const llm_model_files[] = {
     "generation_config.json", "modules.json", "config_sentence_transformers.json",
     "sentence_bert_config.json", "sentence_roberta_config.json", NULL};
-/* Those of a folder that modules.json names, such as 1_Pooling. */
+/* Names of the files in a folder that modules.json names, such as 1_Pooling. */
 static const char *const llm_module_files[] = {"config.json", "*.safetensors", "pytorch_model.bin",
                                                NULL};
 static const char *const llm_template_files[] = {"*.jinja", NULL};
@@ -288,7 +290,8 @@ static int llm_out_copy_all(const char *from, const char *to, const char *const 
     return ok;
 }
 
-/* The same for the folder from/name, which may be absent, and to/name. */
+/* Copies the files of the folder from/name that match a pattern to the folder to/name, which it
+ * makes; from/name may be absent. Returns 0 and *why if that fails. */
 static int llm_out_copy_part(const char *from, const char *to, const char *name,
                              const char *const *pattern, tsh_error *why) {
     char source[3 * LLM_OUT_PATH], target[3 * LLM_OUT_PATH];
@@ -339,7 +342,8 @@ static int llm_out_copy_modules(const char *from, const char *to, tsh_error *why
 
 /* -- config.json ------------------------------------------------------------------ */
 
-/* Returns the name of a dtype in config.json; NULL: weights are not written in it. */
+/* Returns the name that config.json has for a dtype; NULL: weights are not written in this
+ * dtype. */
 static const char *llm_dtype_in_config(tsh_dtype dtype) {
     return dtype == TSH_F32    ? "float32"
            : dtype == TSH_BF16 ? "bfloat16"
@@ -372,8 +376,8 @@ static int llm_config_next_dtype(llm_json_scan *s, const char **value, const cha
     }
 }
 
-/* Copies config.json from the folder `from` to the folder `to`, with the name of this dtype in
- * place of the one that it has, if it has one. Returns 0 and *why if that fails. */
+/* Copies config.json from the folder `from` to the folder `to`. If it names the dtype of the
+ * weights, the copy names `dtype` instead. Returns 0 and *why if that fails. */
 static int llm_out_config(const char *from, const char *to, tsh_dtype dtype, tsh_error *why) {
     char path[3 * LLM_OUT_PATH], name[24];
     char *text = llm_read_text(from, "config.json", why);
@@ -398,13 +402,13 @@ static int llm_out_config(const char *from, const char *to, tsh_dtype dtype, tsh
 
 /* -- the model ---------------------------------------------------------------------- */
 
-/* The dtypes of a model's parameters. */
+/* What llm_look_at_dtype finds out about the dtypes of a model's parameters. */
 typedef struct llm_param_dtypes {
-    tsh_dtype first; /* that of the first one that is not quantised */
-    int quantised;   /* 1: some parameters are */
+    tsh_dtype first; /* dtype of the first parameter that is not quantised */
+    int quantised;   /* 1: some parameters are quantised */
 } llm_param_dtypes;
 
-/* Callback of tsh_each_param. */
+/* Callback of tsh_each_param: notes a parameter's dtype in `user`, an llm_param_dtypes. */
 static void llm_look_at_dtype(const char *path, tsh_tensor *param, void *user) {
     llm_param_dtypes *found = (llm_param_dtypes *)user;
     const tsh_dtype dtype = tsh_dtype_of(param);
@@ -413,8 +417,8 @@ static void llm_look_at_dtype(const char *path, tsh_tensor *param, void *user) {
     else if (!found->first) found->first = dtype;
 }
 
-/* Checks that the model can be written, and sets *why if not. Sets *dtype, if it is 0, to that of
- * the model's weights. */
+/* Checks that the model can be written, and sets *why if not. If *dtype is 0, sets it to the dtype
+ * of the model's weights. */
 static void llm_model_may_save(const llm_net *m, const char *from, tsh_dtype *dtype,
                                tsh_error *why) {
     const llm_config *c = m->config;
@@ -462,7 +466,7 @@ static tsh_result llm_model_save_weights(const llm_net *m, const char *folder, t
                                 .rename = renamed,
                                 .adapter = "",
                                 .shard_bytes = LLM_SHARD_BYTES};
-    for (; n < 2; n++) { /* heads do not have the prefix in the files */
+    for (; n < 2; n++) { /* in the files, the head's name lacks the family's prefix */
         (void)snprintf(head[n], sizeof head[n], "%s.%s", m->family->base, llm_heads[n]);
         renamed[n].from = llm_heads[n];
         renamed[n].to = head[n];

@@ -18,13 +18,13 @@
 
 typedef struct text_codec {
     llm_tokenizer *tokenizer;
-    int lower; /* 1: texts are lowercased, even if the file does not say so */
+    int lower; /* 1: texts are lowercased, even if tokenizer.json does not say so */
     int raw;   /* 1: text is printed with its control characters; 0: only with newlines and tabs */
     int64_t vocabulary; /* number of the model's tokens; 0: there is no model */
     char error[4352]; /* room for a path and a sentence */
 } text_codec;
 
-/* Texts of the command line, with a NULL after the last one. */
+/* A list of texts from the command line: at[0] to at[count - 1], then NULL. */
 typedef struct text_list {
     const char **at;
     size_t count;
@@ -99,7 +99,7 @@ static llm_tokenizer *text_open_lower(const char *path, char *error, size_t size
     }
     if (!cJSON_IsObject(json)) {
         cJSON_Delete(json);
-        return llm_tokenizer_open(path, error, size); /* fails, and says in `error` why */
+        return llm_tokenizer_open(path, error, size); /* fails, and writes the reason to `error` */
     }
     text = text_lower(json) ? cJSON_PrintUnformatted(json) : NULL;
     cJSON_Delete(json);
@@ -190,8 +190,8 @@ TEXT_API int text_print(text_codec *codec, const int32_t *ids, size_t count) {
     return ok;
 }
 
-/* Prints what was not shown yet of the text, up to byte `end`, if out->live. Returns 0: not enough
- * memory. */
+/* If out->live is 1, prints the part of the text that was not shown yet, up to byte `end`. Returns
+ * 0: not enough memory. */
 static int text_show(text_out *out, size_t end) {
     int ok = 1;
     if (out->live && end > out->shown) {
@@ -221,8 +221,8 @@ static size_t text_stop(text_out *out, size_t from) {
     return out->stopped ? 0 : held;
 }
 
-/* Appends n bytes to the text, ends it at a stop string, and shows what cannot be the beginning of
- * one. Returns 0: not enough memory. */
+/* Appends n bytes to the text, cuts it at a stop string, and shows all of it but an end that may be
+ * the beginning of a stop string. Returns 0: not enough memory. */
 static int text_put(text_out *out, const char *text, size_t n) {
     const size_t from = out->length;
     if (out->length + n + 1 > out->room) {
@@ -239,7 +239,8 @@ static int text_put(text_out *out, const char *text, size_t n) {
     return text_show(out, out->length - held);
 }
 
-/* Appends to the text what one more id adds to it, whole characters only. Returns 0 on error. */
+/* Appends the text of one more id; bytes of an unfinished UTF-8 character wait for the next id.
+ * Returns 0 on error. */
 TEXT_API int text_add(text_out *out, int32_t id) {
     size_t length = 0;
     out->stream.tokenizer = out->codec->tokenizer;
@@ -247,7 +248,8 @@ TEXT_API int text_add(text_out *out, int32_t id) {
     return text && text_put(out, text, length);
 }
 
-/* Appends and shows what was held back, as the text ends here. Returns 0 on error. */
+/* Ends the text: appends and shows what waited for another id, or could have begun a stop string.
+ * Returns 0 on error. */
 TEXT_API int text_finish(text_out *out) {
     size_t length = 0;
     const char *text = out->stream.tokenizer ? llm_stream_end(&out->stream, &length) : "";
@@ -264,7 +266,7 @@ TEXT_API void text_clear(text_out *out) {
     out->stopped = 0;
 }
 
-/* Returns the largest id of the tokenizer + 1, see llm_tokenizer_size. */
+/* Returns the tokenizer's largest id + 1; see llm_tokenizer_size. */
 TEXT_API int64_t text_count(const text_codec *codec) {
     return llm_tokenizer_size(codec->tokenizer);
 }

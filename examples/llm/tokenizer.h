@@ -256,7 +256,8 @@ typedef struct llm_tokenizer {
     uint64_t *filter;
     /* WordPiece: prefix of tokens that continue a word, such as "##". */
     llm_text continuing;
-    /* max_chars: longer words are unknown to WordPiece. max_length: bytes of the longest token. */
+    /* max_chars: WordPiece takes a word of more characters for unknown. max_length: bytes of the
+     * longest token. */
     size_t max_chars, max_length;
     /* Unigram's trie of all tokens: (node << 8 | next byte) + 1 -> child node. trie_ids: the token
      * that ends at each node, or LLM_NONE. */
@@ -673,7 +674,8 @@ static int llm_decompose(llm_tokenizer *t, uint32_t c, int form) {
     return llm_decompose(t, row[1], form) && (!row[2] || llm_decompose(t, row[2], form));
 }
 
-/* Fills t->breaks, the classes that llm_joins compares, for a step that needs them. */
+/* Fills t->breaks, the classes of code points that decide where a grapheme cluster ends, for a step
+ * that needs them. */
 static int llm_breaks_open(llm_tokenizer *t) {
     size_t i;
     uint32_t c, end;
@@ -960,8 +962,8 @@ static int llm_put_escape(llm_tokenizer *t, llm_text *out, const char *p, size_t
     return llm_put(t, out, p, 2);
 }
 
-/* Returns the form of the construct at p, such as "(?...", if it stands outside of [...] and means
- * different things to Oniguruma and PCRE2; else NULL. */
+/* Called for a position p of a pattern outside of [...]. If a construct begins there that Oniguruma
+ * and PCRE2 read differently, returns a name of it for errors, such as "(?..."; else NULL. */
 static const char *llm_unlike(const char *pattern, const char *p, size_t n) {
     if (p[0] == '(' && n > 2 && p[1] == '?') {
         const int behind = n > 3 && p[2] == '<' && (p[3] == '=' || p[3] == '!');
@@ -1227,8 +1229,8 @@ static int llm_translate_class(llm_tokenizer *t, const char *p, size_t n, int fo
 /* Translates a pattern of Oniguruma to PCRE2, and appends it. */
 static int llm_translate(llm_tokenizer *t, const char *p, size_t n, llm_text *out) {
     size_t i, used;
-    /* depth: parentheses around position i. folds: 0: case counts there; else 1 + the depth within
-     * the (?i: around it, or 1 after a (?i) at the beginning. */
+    /* depth: number of parentheses around position i. folds: 0 if case matters there; else 1 + the
+     * depth inside the (?i: ...) around it, or 1 if the pattern begins with (?i). */
     int depth = 0, folds = n > 3 && memcmp(p, "(?i)", 4) == 0 ? 1 : 0;
     for (i = 0; i < n; i += used) {
         const char *bad = llm_unlike(p, p + i, n - i);
@@ -2308,8 +2310,8 @@ static int llm_added_fits(const llm_tokenizer *t, const llm_added *added, const 
     return 1;
 }
 
-/* Appends the ids of normalized text: of the added tokens with "normalized" in it, and of what lies
- * between them. first: it begins where the whole text does. */
+/* Appends the ids of normalized text: of the added tokens in it whose setting "normalized" is true,
+ * and of the text between them. first: 1: s begins where the whole text does. */
 static int llm_normalized(llm_tokenizer *t, const char *s, size_t n, int first) {
     size_t at = 0, done = 0;
     const llm_added *added;
@@ -2326,8 +2328,8 @@ static int llm_normalized(llm_tokenizer *t, const char *s, size_t n, int first) 
     return done == n || llm_pre_tokenize(t, s + done, n - done, first && !done);
 }
 
-/* Appends the ids of a section of the text between added tokens without "normalized"; normalizes it
- * first. first: it begins where the whole text does. */
+/* Normalizes a section of the text, which lies between added tokens whose setting "normalized" is
+ * false, and appends its ids. first: 1: s begins where the whole text does. */
 static int llm_section(llm_tokenizer *t, const char *s, size_t n, int first) {
     int ok;
     if (!n) return 1;
@@ -2612,9 +2614,9 @@ typedef struct llm_stream {
     llm_text shown;
 } llm_stream;
 
-/* Returns the first position from `at` on where a character begins. (A decoder may change text that
- * was shown: with ByteFallback, a character becomes U+FFFD if the bytes after it are not UTF-8.
- * What was shown stays.) */
+/* Returns the first position from `at`, the number of bytes shown, on where a character of the text
+ * begins. It may be above `at`, as a decoder may change text that was shown, which stays as it was:
+ * with ByteFallback, a character becomes U+FFFD if the bytes after it are not UTF-8. */
 static size_t llm_boundary(const llm_text *text, size_t at) {
     while (at < text->length && ((unsigned char)text->at[at] & 0xC0) == 0x80) at++;
     return at;
@@ -2921,7 +2923,8 @@ static int llm_read_byte_level(llm_tokenizer *t, const cJSON *o) {
     return step != NULL;
 }
 
-/* Reads the settings of a pre-tokenizer step that splits the text from the object o. */
+/* Reads from the object o the settings of a pre-tokenizer step that splits the text. Returns 0 on
+ * error. */
 static int llm_read_split(llm_tokenizer *t, llm_step *step, const cJSON *o) {
     step->split = 1;
     step->behavior = step->kind == LLM_WHITESPACE_SPLIT ? LLM_REMOVED : LLM_ISOLATED;

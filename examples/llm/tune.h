@@ -14,15 +14,15 @@ enum {
     TUNE_BATCH = 8,      /* default of --batch */
     TUNE_CONTEXT = 1024, /* default of --context, if the model takes so many tokens */
     TUNE_TOKENS = 2048,  /* most tokens of a micro-batch, if --accumulate is not given */
-    TUNE_PROMPT = 24,    /* tokens of a plain text that the sample goes on from */
-    TUNE_SAMPLE = 64     /* default of --max-new: most tokens of a sample */
+    TUNE_PROMPT = 24,    /* tokens of a plain text that are the sample's prompt */
+    TUNE_SAMPLE = 64     /* default of --max-new: most tokens that are generated as a sample */
 };
 
-/* What the flags say; 0 or NULL: not given. */
+/* Values of the flags; 0 or NULL: the flag was not given. */
 typedef struct tune_settings {
     const char *finetune, *evaluate, *adapter, *out, *held_out, *targets;
     int64_t lora, steps, epochs, batch, accumulate, context, stride;
-    int64_t warmup; /* steps; -1: not given */
+    int64_t warmup; /* number of steps; -1: the flag was not given */
     int64_t eval_every, save_every, seed, dp, pp, max_new;
     double alpha, dropout, lr, decay, clip, beta;
     int merge, resume, zero, recompute, all_tokens, unpacked, truncate;
@@ -31,37 +31,37 @@ typedef struct tune_settings {
 /* What all ranks of this process share. Only rank 0 writes to it while they run. */
 typedef struct tune_job {
     tune_settings set;
-    const char *model;                     /* folder or GGUF file */
+    const char *model;                     /* path of the model's folder or GGUF file */
     const char *dtype_name, *weights_name; /* values of --dtype and --weights; NULL: not given */
-    tsh_dtype dtype, weights;              /* of tsh_desc; as llm_model_load takes it */
+    tsh_dtype dtype, weights;              /* tsh_desc.dtype; `weights` of llm_model_load */
     llm_config *config;
     const llm_family *family;
     text_codec *codec;
     chat_format *format;
     int joins;           /* 1: ranks are processes, of which this is one */
-    int64_t rank;        /* its rank */
-    llm_adapter adapter; /* of --lora and --adapter */
+    int64_t rank;        /* rank of this process in the world */
+    llm_adapter adapter; /* the adapter of --lora or --adapter */
     llm_data data;
     int32_t *tokens; /* --evaluate of a plain text: its tokens */
-    int64_t count;   /* their number */
+    int64_t count;   /* length of `tokens` */
     int64_t rows;    /* rows of a micro-batch */
-    int32_t *prompt; /* the sample goes on from these tokens */
+    int32_t *prompt; /* tokens that the model continues as a sample of what it writes */
     int64_t prompt_count;
-    char *folder; /* OUT.run */
+    char *folder; /* path of the folder of the run, OUT.run */
     gpt_report report;
-    int found;       /* 1: there is a state to go on from */
+    int found;       /* 1: the folder of the run has a saved state, from which to go on */
     int64_t stopped; /* step after which a signal stopped the run; 0: none did */
     char error[TSH_MESSAGE_SIZE];
 } tune_job;
 
-/* Sums over the targets of some batches; over pairs, of preferences. */
+/* Sums over the targets of some batches, or over their pairs if the data are preferences. */
 typedef struct tune_sums {
     double loss, count,
-        right;     /* right: most likely tokens, or preferred answers that are likelier */
-    double tokens; /* that the model read */
+        right;     /* hits: targets that are the most likely token, pairs that prefer `chosen` */
+    double tokens; /* number of tokens that the model read */
 } tune_sums;
 
-/* One rank. */
+/* The state of one rank. */
 typedef struct tune_rank {
     tsh_ctx *ctx;
     tune_job *job;
@@ -71,34 +71,34 @@ typedef struct tune_rank {
     tsh_optim *optim;
     tsh_schedule schedule;
     int first;                 /* 1: rank 0 of the world, which prints and writes */
-    int64_t replicas, replica; /* size of dp, rank in it */
-    /* --pp: pipelines that run the micro-batches of a step, and batches without gradients. NULL:
-     * this rank has all layers. */
+    int64_t replicas, replica; /* number of replicas (dp), and the index of this rank's */
+    /* --pp: training runs the micro-batches of a step, forward runs batches without gradients.
+     * NULL: there is no pipeline, and this rank has all layers. */
     tsh_pipeline *training, *forward;
-    /* What goes through the model, batch after batch: `take` makes batch k as `batch` (it returns 0
-     * if there is not enough memory); `score` gets the vectors that the head reads, adds to `sums`,
-     * sets `weight` and returns the loss, a sum of so many terms, or NULL after an error. In a
-     * pipeline, the first and the last stage call `take`, and the last one `score`. */
+    /* Callbacks for what is run now, batch after batch. take: makes batch number k in `batch`;
+     * returns 0 if there is not enough memory. score: gets the vectors that the head reads, adds to
+     * `sums`, and returns the loss, which is a sum of `weight` terms, or NULL after an error. In a
+     * pipeline, the first and the last stage call `take`, and the last one calls `score`. */
     int (*take)(struct tune_rank *t);
     tsh_tensor *(*score)(struct tune_rank *t, tsh_tensor *vectors);
-    int64_t step, k; /* step of the optimiser, from 0 on; index of the batch */
+    int64_t step, k; /* index of the optimiser's step; index of the batch that `take` makes */
     llm_batch batch;
-    llm_batch pair[2]; /* preferences: chosen and rejected answers, which `batch` has below each
-                        * other: row i and row i + rows / 2 are a pair */
-    double weight;
+    llm_batch pair[2]; /* preferences: the chosen and the rejected answers; `batch` has both, one
+                        * below the other: its rows i and i + rows / 2 are a pair */
+    double weight;     /* number of terms of the loss that `score` returned last */
     tune_sums sums; /* in a pipeline, the last stage has them until tune_reduce */
-    /* Preferences: log q(chosen) - log q(rejected) of the model before training. reference: of each
-     * document, if there are no adapters; else NULL, and difference: of the pairs of all batches
-     * that are next, one after the other. */
+    /* Preferences (DPO): values of log q(chosen) - log q(rejected), where q is the model before
+     * training. Without adapters, reference[i] is that of document i. With adapters, reference is
+     * NULL, and difference has those of the pairs in the batches that are run next, in order. */
     double *reference, *difference;
-    tsh_tensor *zero; /* a 0 that requires a gradient, or NULL; the ctx frees it */
-    int32_t *text;    /* the sample: the prompt and what was generated */
-    int64_t count;    /* its number of tokens */
-    int64_t next;     /* the token after them */
+    tsh_tensor *zero; /* the loss of prefer_keep: 0, and no parameter has a part in it; or NULL */
+    int32_t *text;    /* the sample: tokens of the prompt and those generated so far */
+    int64_t count;    /* number of tokens in `text` */
+    int64_t next;     /* the token to append to `text`; -1: an error */
     int64_t parameters, trained;
 } tune_rank;
 
-/* Records the first error. Returns 0. */
+/* Sets job->error, unless it has an earlier error. Returns 0. */
 TSH_PRINTF(2, 3)
 LLM_API int tune_refuse(tune_job *job, const char *format, ...) {
     va_list list;
@@ -109,7 +109,7 @@ LLM_API int tune_refuse(tune_job *job, const char *format, ...) {
     return 0;
 }
 
-/* Sets the error of a rank's ctx. Returns 0. */
+/* Records "not enough memory" in the rank's ctx. Returns 0. */
 LLM_API int tune_no_memory(tune_rank *t) {
     if (tsh_ok(t->ctx)) (void)tsh_fail(t->ctx, TSH_ERR_MEMORY, "not enough memory");
     return 0;
@@ -122,7 +122,7 @@ static void tune_cut(int32_t *at, int64_t rows, int64_t length, int64_t n) {
     for (int64_t r = 1; r < rows; r++) memmove(at + r * n, at + r * length, (size_t)n * sizeof *at);
 }
 
-/* Takes the columns off that are padding in all rows. */
+/* Cuts off the last columns of a batch, those that are padding in all rows. */
 LLM_API void tune_trim(llm_batch *b) {
     int64_t n = 1;
     for (int64_t i = 0; i < b->rows * b->length; i++)
@@ -143,11 +143,12 @@ static tsh_tensor *tune_tensor(tune_rank *t, const llm_batch *b, const int32_t *
     return tsh_from(t->ctx, from, tsh_shape2(b->rows, b->length), TSH_I32);
 }
 
-/* Sets what the model is told of t->batch. Returns its ids (B, T). */
+/* Sets the fields of t->net that describe t->batch: rows, positions, segments. Returns the batch's
+ * ids, (B, T). */
 static tsh_tensor *tune_show(tune_rank *t) {
     const llm_batch *b = &t->batch;
     llm_net *m = &t->net;
-    int one = 1; /* each row is one sequence, without padding */
+    int one = 1; /* 1: each row of the batch is one sequence, without padding */
     for (int64_t i = 0; i < b->rows * b->length && one; i++) one = b->segments[i] == 0;
     m->rows = b->rows;
     m->all = m->vectors = 1;
@@ -163,7 +164,7 @@ LLM_API tsh_tensor *tune_vectors(tune_rank *t) {
     return llm_forward(&t->net, tune_show(t));
 }
 
-/* Forgets the batch, before other texts are run. */
+/* Resets the fields that tune_show has set, before the model runs other texts. */
 LLM_API void tune_forget(tune_rank *t) {
     llm_net *m = &t->net;
     m->places = NULL;
@@ -186,7 +187,7 @@ LLM_API void tune_checkpoint(tsh_module *module, int on) {
     }
 }
 
-/* Returns the sums over all replicas, on every rank. */
+/* Adds up t->sums of all replicas. Returns the result, on every rank; t->sums after an error. */
 LLM_API tune_sums tune_reduce(tune_rank *t) {
     tsh_comm *pp = tsh_pp(t->ctx);
     tune_sums sums = t->sums;
@@ -201,9 +202,10 @@ LLM_API tune_sums tune_reduce(tune_rank *t) {
     return sums;
 }
 
-/* -- which batch ------------------------------------------------------------- */
+/* -- making batches of documents --------------------------------------------- */
 
-/* Makes t->batch of two batches of preferences. Returns 0: not enough memory. */
+/* Makes t->batch of t->pair: the chosen answers, and below them the rejected ones. Returns 0: not
+ * enough memory. */
 static int tune_join(tune_rank *t) {
     llm_batch *to = &t->batch;
     const int64_t rows = t->pair[0].rows, length = t->pair[0].length, n = rows * length;
@@ -220,7 +222,8 @@ static int tune_join(tune_rank *t) {
     return 1;
 }
 
-/* Makes t->batch by llm_data_batch or llm_data_held. Returns 0: not enough memory. */
+/* Makes t->batch by `read`, which is llm_data_batch or llm_data_held. Returns 0: not enough
+ * memory. */
 static int tune_read_batch(tune_rank *t, const llm_batch_of *of,
                            int (*read)(llm_reader *reader, const llm_batch_of *of, llm_batch *batch,
                                        llm_batch *rejected)) {
@@ -232,7 +235,7 @@ static int tune_read_batch(tune_rank *t, const llm_batch_of *of,
     return 1;
 }
 
-/* A `take` of tune_rank: micro-batch k of t->step. */
+/* Callback t->take: makes t->batch of micro-batch t->k of step t->step. */
 LLM_API int tune_take_micro(tune_rank *t) {
     const llm_batch_of of = {.step = t->step,
                              .rows = t->job->rows,
@@ -243,7 +246,7 @@ LLM_API int tune_take_micro(tune_rank *t) {
     return tune_read_batch(t, &of, llm_data_batch);
 }
 
-/* A `take` of tune_rank: batch k of the held-out documents. */
+/* Callback t->take: makes t->batch of batch t->k of the held-out documents. */
 LLM_API int tune_take_held(tune_rank *t) {
     const llm_batch_of of = {
         .step = t->k, .rows = t->job->rows, .replica = t->replica, .replicas = t->replicas};
@@ -252,20 +255,21 @@ LLM_API int tune_take_held(tune_rank *t) {
 
 /* -- batches through the model ------------------------------------------------ */
 
-/* Makes batch k. Returns 0 after an error. */
+/* Makes batch k by the callback t->take. Returns 0 after an error. */
 static int tune_make(tune_rank *t, int64_t k) {
     t->k = k;
     return t->take(t) || tune_no_memory(t);
 }
 
-/* .input of the pipelines */
+/* Callback .input of the pipelines: makes batch k and returns the input of the first block. */
 static tsh_tensor *tune_stage_input(tsh_ctx *ctx, int k, void *user) {
     tune_rank *t = (tune_rank *)user;
     (void)ctx;
     return tune_make(t, k) ? llm_forward_begin(&t->net, tune_show(t)) : NULL;
 }
 
-/* .loss of the pipelines */
+/* Callback .loss of the pipelines: makes batch k and returns its loss. x: output of the last
+ * block. */
 static tsh_tensor *tune_stage_loss(tsh_ctx *ctx, tsh_tensor *x, int k, void *user) {
     tune_rank *t = (tune_rank *)user;
     (void)ctx;
@@ -273,13 +277,14 @@ static tsh_tensor *tune_stage_loss(tsh_ctx *ctx, tsh_tensor *x, int k, void *use
     return tune_make(t, k) ? t->score(t, llm_forward_end(&t->net, x)) : NULL;
 }
 
-/* .weight of the pipeline for training */
+/* Callback .weight of the pipeline for training: number of terms of the loss. */
 static double tune_stage_weight(tsh_ctx *ctx, int k, void *user) {
     (void)ctx, (void)k;
     return ((const tune_rank *)user)->weight;
 }
 
-/* Deals the model's blocks to the ranks of pp, if there are several. Returns 0 after an error. */
+/* With --pp, makes the pipelines t->training and t->forward, which deals the model's blocks to the
+ * stages. Returns 0 after an error. */
 LLM_API int tune_deal(tune_rank *t) {
     tsh_pipeline_desc desc = {.micro_batches = (int)t->set->accumulate,
                               .input = tune_stage_input,
@@ -294,8 +299,8 @@ LLM_API int tune_deal(tune_rank *t) {
     return t->forward != NULL;
 }
 
-/* Runs `count` batches, of which the losses are not needed: without gradients, if the caller has
- * begun that, and in a pipeline always. t->sums are theirs then. */
+/* Runs `count` batches forward, and sets t->sums to their sums. Ops are recorded unless the caller
+ * has called tsh_no_grad_begin; a pipeline never records them. */
 LLM_API void tune_forward(tune_rank *t, int (*take)(tune_rank *t),
                           tsh_tensor *(*score)(tune_rank *t, tsh_tensor *vectors), int64_t count) {
     memset(&t->sums, 0, sizeof t->sums);
@@ -312,7 +317,8 @@ LLM_API void tune_forward(tune_rank *t, int (*take)(tune_rank *t),
     if (t->forward) tune_forget(t);
 }
 
-/* Runs the micro-batches of a step of the optimiser, forward and backward. */
+/* Runs the micro-batches of an optimiser step forward and backward, and sets t->sums to their
+ * sums. */
 LLM_API void tune_backward(tune_rank *t, int (*take)(tune_rank *t),
                            tsh_tensor *(*score)(tune_rank *t, tsh_tensor *vectors)) {
     const int64_t micros = t->set->accumulate;

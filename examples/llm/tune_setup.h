@@ -7,7 +7,7 @@
 
 /* -- settings ------------------------------------------------------------------ */
 
-/* Returns why settings do not go together; NULL: they do. */
+/* Returns a sentence that says which settings do not go together; NULL: all do. */
 LLM_API const char *tune_check_set(const tune_settings *s) {
     const int trains = s->finetune != NULL, adapts = s->adapter != NULL;
     if (trains && s->evaluate) return "--finetune and --evaluate are two runs";
@@ -33,7 +33,7 @@ LLM_API const char *tune_check_set(const tune_settings *s) {
     return NULL;
 }
 
-/* Splits --targets, names between commas, into the adapter's. Returns 0 after an error. */
+/* Splits --targets, names between commas, into job->adapter.targets. Returns 0 after an error. */
 static int tune_targets(tune_job *job) {
     llm_adapter *a = &job->adapter;
     for (const char *at = job->set.targets; at && *at;) {
@@ -66,7 +66,7 @@ static int tune_adapter(tune_job *job) {
     return tune_targets(job);
 }
 
-/* Refuses what the model cannot do. Returns 0 then. */
+/* Returns 0 and an error if the flags ask for what the model cannot do. */
 static int tune_check_model(tune_job *job) {
     const llm_config *c = job->config;
     const tune_settings *s = &job->set;
@@ -98,7 +98,7 @@ static int tune_check_model(tune_job *job) {
     return 1;
 }
 
-/* Sets --context, which the model must have positions for. Returns 0 after an error. */
+/* Sets the default of --context. Returns 0 and an error if the model has fewer positions. */
 static int tune_context(tune_job *job) {
     const char *why = "";
     const cJSON *trained = cJSON_GetObjectItem(job->config->unread, "max_position_embeddings");
@@ -111,7 +111,7 @@ static int tune_context(tune_job *job) {
         most = trained->valuedouble < 1e9 ? (int64_t)trained->valuedouble : 0;
     }
     if (!job->set.context) job->set.context = most && most < TUNE_CONTEXT ? most : TUNE_CONTEXT;
-    most = job->config->rope.limit; /* of longer texts, stages would need each batch's length */
+    most = job->config->rope.limit; /* beyond it, each stage would need to know a batch's length */
     if (job->set.pp > 1 && most && job->set.context > most)
         return tune_refuse(
             job,
@@ -134,7 +134,7 @@ static int tune_split(tune_job *job) {
         s->accumulate = 1;
         while (s->accumulate < own &&
                (own % s->accumulate || own / s->accumulate * s->context > TUNE_TOKENS ||
-                s->accumulate < s->pp)) /* all stages have work */
+                s->accumulate < s->pp)) /* so that all stages of the pipeline have work */
             s->accumulate++;
     }
     if (own % s->accumulate)
@@ -154,7 +154,7 @@ static int tune_is_json(const char *path) {
     return llm_data_is_json(path);
 }
 
-/* Reads the documents. Returns 0 after an error. */
+/* Reads the documents of --finetune or --evaluate into job->data. Returns 0 after an error. */
 static int tune_read(tune_job *job) {
     const tune_settings *s = &job->set;
     const llm_data_desc desc = {.path = s->finetune ? s->finetune : s->evaluate,
@@ -175,7 +175,7 @@ static int tune_read(tune_job *job) {
                            "has none",
                            desc.path);
     if (!d->pairs) return 1;
-    d->desc.unpacked = 1; /* a row has one preference */
+    d->desc.unpacked = 1; /* preferences are not packed: a row has one of them */
     d->train.rows = d->train.count;
     d->held.rows = d->held.count;
     if (s->evaluate && (!s->adapter || s->merge))
@@ -186,11 +186,12 @@ static int tune_read(tune_job *job) {
     return 1;
 }
 
-/* Reads --evaluate's plain text. Returns 0 after an error. */
+/* Reads the plain text of --evaluate into job->tokens. Returns 0 after an error. */
 static int tune_read_text(tune_job *job) {
     const char *path = job->set.evaluate, *text = NULL;
     size_t length = 0;
-    llm_data_file f = {.data = &job->data, .path = path, .file = fopen(path, "rb")}; /* or a pipe */
+    /* fopen, not tsh_file_open: the file may be a pipe */
+    llm_data_file f = {.data = &job->data, .path = path, .file = fopen(path, "rb")};
     if (!f.file) (void)tune_refuse(job, "%s: %s", path, strerror(errno));
     if (f.file && !(text = llm_data_whole(&f, &length)))
         (void)tune_refuse(job, "%s", job->data.error);
@@ -204,8 +205,8 @@ static int tune_read_text(tune_job *job) {
     return job->tokens != NULL;
 }
 
-/* Chooses what the sample goes on from: the prompt of the first held-out document, or its first
- * tokens. Returns 0: not enough memory. */
+/* Sets job->prompt, which the model continues as a sample: the prompt of the first held-out
+ * document, or the first tokens of one without a prompt. Returns 0: not enough memory. */
 static int tune_choose_prompt(tune_job *job) {
     const llm_data *d = &job->data;
     const int64_t first = d->held.count ? d->held.first : 0;
@@ -222,12 +223,13 @@ static int tune_choose_prompt(tune_job *job) {
     job->prompt_count = n;
     if (job->config->places && n + job->set.max_new > job->config->places)
         job->set.max_new = job->config->places - n;
-    const int64_t limit = job->set.pp > 1 ? job->config->rope.limit : 0; /* as of --context */
+    /* the limit of a pipeline's texts, as in tune_context */
+    const int64_t limit = job->set.pp > 1 ? job->config->rope.limit : 0;
     if (limit && n + job->set.max_new > limit) job->set.max_new = limit - n;
     return 1;
 }
 
-/* Sets the defaults that depend on the data. */
+/* Sets the defaults of flags, such as --steps, that depend on the data. */
 static void tune_defaults(tune_job *job) {
     tune_settings *s = &job->set;
     const int64_t rows = job->data.train.rows * (s->epochs ? s->epochs : 1);
@@ -241,7 +243,7 @@ static void tune_defaults(tune_job *job) {
 
 /* -- the folder of the run ----------------------------------------------------------- */
 
-/* Writes a line for each setting on which the losses depend. */
+/* Writes to `text` a line for each setting on which the losses depend; --resume compares them. */
 static void tune_describe(const tune_job *job, char text[STATE_SETTINGS]) {
     const tune_settings *s = &job->set;
     const llm_data *d = &job->data;
@@ -278,7 +280,7 @@ static int tune_name_run(tune_job *job) {
     return 1;
 }
 
-/* On rank 0: opens OUT.run. Returns 0 and *why after an error. */
+/* On rank 0: opens the folder of the run, OUT.run. Returns 0 and *why after an error. */
 LLM_API int tune_open_run(tune_job *job, tsh_error *why) {
     const tune_settings *s = &job->set;
     char now[STATE_SETTINGS];
@@ -291,7 +293,7 @@ LLM_API int tune_open_run(tune_job *job, tsh_error *why) {
     return 0;
 }
 
-/* -- before and after the ranks ---------------------------------------------------------- */
+/* -- before the ranks start, and after they have ended ------------------------------------ */
 
 /* Checks the settings and reads the data: call it once the config is read and the tokenizer open,
  * before the ranks start. Nothing is written if it fails. Returns 0: job->error says why. Call
@@ -319,8 +321,8 @@ LLM_API int tune_prepare(tune_job *job) {
     return tune_choose_prompt(job) && tune_name_run(job);
 }
 
-/* After the ranks have ended well: writes loss.svg, and tells where everything is. Returns 0:
- * job->error says why. */
+/* Called after the ranks have ended without an error: writes loss.svg, and prints where the results
+ * are. Returns 0: job->error says why. */
 LLM_API int tune_finish(tune_job *job) {
     const tune_settings *s = &job->set;
     gpt_report *r = &job->report;

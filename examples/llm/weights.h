@@ -1,18 +1,19 @@
 /* weights.h - finds out, for a model whose config.json ties the head to the embedding, whether its
- * files have a head of its own, and whether that differs. Include tshard.h first; needs cJSON. */
+ * files have a separate head, and whether that differs from the embedding. Include tshard.h first;
+ * needs cJSON. */
 #ifndef LLM_WEIGHTS_H
 #define LLM_WEIGHTS_H
 
 #include "folder.h"
 
-/* Where a safetensors file has a tensor. */
+/* The place of a tensor's values in a safetensors file. */
 typedef struct llm_stored {
     char path[8200], name[96]; /* the file; the tensor's name in it, "": it was not found */
     char dtype[16];
     int64_t begin, bytes; /* where its values begin in the file, and how many bytes they have */
 } llm_stored;
 
-/* Records the error that there is not enough memory to read a file. */
+/* Records in c->error that there is not enough memory to read a file. */
 static void llm_weights_lack(llm_config *c, const char *path) {
     llm_refuse(c, "%.300s: not enough memory", path);
 }

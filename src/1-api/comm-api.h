@@ -13,7 +13,7 @@
  *  1. start(comm, coll, req) posts a collective and never waits for a peer. It copies the
  * descriptor, but not the counts and buffers: these must stay valid and unchanged until wait. At
  * least 64 collectives may be in flight on one comm (the core counts them and refuses a 65th). Each
- * is waited for exactly once, in any order.
+ * collective is waited for exactly once, in any order.
  *  2. All ranks of a group start the same collectives in the same order; the order between groups
  * is free. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
  * posted and checked like a collective. Before it is called, the core sets out->id to the name of
@@ -76,13 +76,16 @@ typedef struct tsh_coll {
     const void *send;
     void *recv;
     int64_t count;
-    const int64_t *send_counts, *recv_counts; /* entry r: elements for or from rank r */
+    const int64_t *send_counts, *recv_counts; /* entry r: number of elements sent to, or received
+                                               * from, rank r */
     int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: send and recv consist of this many
                      * blocks, each with as many elements as the counts say; 0 means 1. tsh_start
                      * sets it to 1 for other kinds */
-    int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
-                                        * RECV. -1: none. Of a collective, tsh_start sets the tag,
-                                        * by which tshb_coll_text names the caller, as tsh_save */
+    int root, send_to, recv_from, tag; /* root, send_to, recv_from: ranks of the group; tag: any
+                                        * number, the same in a SEND and its RECV. -1: none. In
+                                        * collectives, tsh_start sets tag to a number from which
+                                        * tshb_coll_text gets the name of the calling function, such
+                                        * as tsh_save */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
     int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
                                         * default */
@@ -115,15 +118,15 @@ typedef struct tsh_comm_ops {
      * do every kind of collective; see rule 9. */
     void (*idle)(tsh_comm *comm,
                  int64_t ns);
-    /* Blocks until the recv of a collective is filled. Peers may still read its send, which must
-     * not change until wait, which is called after this. Not for SEND, RECV and SENDRECV. NULL: the
-     * core calls wait instead. */
+    /* Blocks until the recv buffer of a collective is filled. Peers may still read its send buffer,
+     * which must not change until wait, called after this, has returned. Not called for SEND, RECV
+     * and SENDRECV. NULL: the core calls wait instead. */
     tsh_result (*receive)(tsh_comm *comm, tsh_req req);
     /* For backends whose ranks share memory. On these, all ranks may call an ALLGATHER with recv
      * NULL: the backend gathers the values once, in memory of its own. lend blocks until they are
-     * complete and outputs their address; this rank may read them until it calls wait. At most 3 of
-     * a group are lent at a time: the 4th waits until all ranks have called wait for the first. An
-     * error outputs no values. NULL: ALLGATHER needs a recv. */
+     * complete and outputs their address; this rank may read them until it calls wait. At most 3
+     * all-gathers of a group are lent at a time: the 4th waits until all ranks have called wait for
+     * the first. After an error *values is NULL. NULL: ALLGATHER needs a recv. */
     tsh_result (*lend)(tsh_comm *comm, tsh_req req, const void **values);
 } tsh_comm_ops;
 
@@ -144,8 +147,9 @@ typedef struct tsh_comm_ops {
             prefix##_idle, NULL, NULL                                                              \
     }
 
-/* Statistics of this rank and group, by kind of collective: how many were started, and the bytes
- * that this rank sends if the ranks form a ring (an all-reduce of n bytes: 2 n (P - 1) / P). */
+/* Statistics of the collectives of this rank in one group, by kind: how many were started, and the
+ * bytes that this rank sends if the ranks form a ring (an all-reduce of n bytes: 2 n (P - 1) /
+ * P). */
 typedef struct tsh_comm_stats {
     uint64_t calls[TSH_COLL_KINDS];
     uint64_t bytes[TSH_COLL_KINDS];
@@ -158,7 +162,7 @@ struct tsh_comm {
     uint64_t id; /* identifies the group, equally on all its ranks; tshb_group_text names it */
     uint64_t next_seq;
     int in_flight;
-    int caller; /* set by the core: the public function, of those that all ranks must call, whose
+    int caller; /* set by the core: a number for the public function, such as tsh_save, whose
                  * collectives run now; errors name it. 0: none */
     tsh_comm_stats stats;
     struct tshi_trace *trace; /* set by the core: the trace that is being recorded; NULL: none */

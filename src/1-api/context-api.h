@@ -13,8 +13,8 @@ TSH_API const char *tsh_version(void);
 /* Returns one line that says with which instruction set ctx computes, on which processor, and why a
  * newer set that the processor has is not used: "avx512_vnni: GenuineIntel family 6 model 143; bf16
  * is multiplied by FMA, since VDPBF16PS has half its rate here". Never NULL; valid until ctx is
- * closed. The environment variable TSHARD_ISA, read by tsh_open, forces one of those that the
- * processor has.
+ * closed. The environment variable TSHARD_ISA, read by tsh_open, forces one of the instruction sets
+ * that the processor has.
  * torch: torch.backends.cpu.get_cpu_capability */
 TSH_API const char *tsh_cpu_text(const tsh_ctx *ctx);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */
@@ -98,8 +98,8 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
  * the time; and as tensors are not written, an operating system that provides memory when it is
  * first written, as Linux does, provides next to none. So a program finds out how much memory a
  * model takes, also one that is too large for the machine: turn it on before the first layer is
- * added, run two steps, read tsh_mem_stats. Integers are computed, but for those that floating
- * values choose, such as those of tsh_argmax. */
+ * added, run two steps, read tsh_mem_stats. Integer results are computed, except those that depend
+ * on floating values, such as those of tsh_argmax. */
 TSH_API void tsh_dry_run(tsh_ctx *ctx, int on);
 
 /* -- opening and closing a ctx, its groups of ranks ------------------------- */
@@ -107,11 +107,13 @@ TSH_API void tsh_dry_run(tsh_ctx *ctx, int on);
 /* How to open a ctx; all 0: one rank and all defaults. The fields up to .logger keep their places
  * in later versions. */
 typedef struct tsh_desc {
-    tsh_comm comm;     /* all ranks; the ctx owns and closes it. All zero: one rank */
+    tsh_comm comm;     /* the group of all ranks, which the ctx owns and closes; all zero: one
+                        * rank */
     int tp, pp;        /* degrees of tensor and pipeline parallelism. tp 0: the number of ranks /
-                        * pp; pp 0 means 1. The rest, number of ranks / (tp pp), is dp */
-    const char *order; /* how ranks are numbered along the axes, the fastest first; NULL:
-                        * "tp-pp-dp". Megatron's is "tp-dp-pp" */
+                        * pp; pp 0 means 1. The degree of data parallelism, dp, is the number of
+                        * ranks / (tp pp) */
+    const char *order; /* the axes in the order in which ranks are numbered along them, the fastest
+                        * first; NULL: "tp-pp-dp". Megatron's is "tp-dp-pp" */
     uint64_t seed;
     int threads; /* threads of this rank if compiled with OpenMP (-fopenmp); 0 means 1. Results are
                   * bitwise the same for any number of threads */
@@ -175,9 +177,9 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
 TSH_API int tsh_run_built(int version, size_t real, size_t size, const tsh_desc *desc,
                           int (*fn)(tsh_ctx *ctx, void *user), void *user);
 #define tsh_run(...) tsh_run_built(TSH_BUILT, __VA_ARGS__)
-/* Opens a ctx on *comm by desc (NULL: all defaults), calls fn(ctx, user), closes both; for runners
- * of backends. Returns fn's result; 1 if the ctx could not be opened, and then desc->logger and
- * *error (may be NULL) get the reason. */
+/* Opens a ctx on *comm by desc (NULL: all defaults), calls fn(ctx, user), and closes the ctx and
+ * the comm; for runners of backends. Returns fn's result; 1 if the ctx could not be opened, and
+ * then desc->logger and *error (may be NULL) get the reason. */
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error);
 TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *comm,

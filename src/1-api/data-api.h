@@ -9,7 +9,7 @@
 
 /* Makes a replicated step tensor with a copy of data, which is dense and row-major, of this dtype
  * (0: TSH_REAL), the same on all ranks of tp. It ends with its step; tsh_tensor_from makes one that
- * stays. NULL and an error: data is NULL, and the tensor is not empty.
+ * stays. Returns NULL, with an error, if data is NULL and the tensor is not empty.
  * torch: torch.tensor, torch.from_numpy, torch.as_tensor */
 TSH_API tsh_tensor *tsh_from(tsh_ctx *ctx, const void *data, tsh_shape shape, tsh_dtype dtype);
 
@@ -21,15 +21,16 @@ typedef struct tsh_sampler {
     int64_t batch;       /* number of samples of a step, over all replicas; at least 1 */
     tsh_choice shuffle;  /* TSH_NO: samples come in order; 0: each epoch shuffles them anew */
     int drop_last;       /* 1: only whole batches; 0: the last one of an epoch may be smaller */
-    uint64_t seed;       /* key of the orders; 0: the ctx's seed */
-    int64_t epoch, at;   /* number of whole epochs taken; of samples taken of this one */
+    uint64_t seed;       /* seed of the random orders; 0: the ctx's seed */
+    int64_t epoch, at;   /* epoch: number of epochs that are finished; at: number of samples taken
+                          * of the current one */
     int64_t first, mine; /* this replica's part of the batch: the place of its first sample in the
                           * order of the epoch, and how many it has; tsh_sampler_next sets them */
 } tsh_sampler;
 /* Goes on to the next batch: sets sampler->mine, the number of this replica's samples, which
- * tsh_sampler_index returns. Replica r has its shard (rule 5 of >>comm-api) of the batch. Returns
- * the number of samples of the whole batch; 0 at the end of an epoch, after which the next call
- * begins another; -1 and an error if the sampler's values are wrong. No collective runs.
+ * tsh_sampler_index returns. Replica r gets chunk r of the batch by torch.chunk's rule. Returns the
+ * number of samples of the whole batch; 0 at the end of an epoch, after which the next call begins
+ * another; -1 and an error if the sampler's values are wrong. No collective runs.
  * Where a batch is not a multiple of dp, replicas have unequal numbers of samples, perhaps none:
  * the loss is then a sum of terms (tsh_backward_desc.summed).
  * torch: data.DataLoader, data.DistributedSampler, data.RandomSampler */

@@ -16,10 +16,10 @@
  * are bytes (U8) in ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file
  * also has a hash of all values, the state of the random numbers (seed, counts of randn and of
  * every module's dropout calls) and of optim (kinds, steps, skipped).
- * With a tsh_outer these are the parameters and moments of the first replica. Those of replica 1
- * are "optim.replica.1.weight.<path>", "optim.replica.1.first.<path>" and so on; outer weights are
- * "optim.outer_weight.<path>", their momentum "optim.outer_moment.<path>", and what was sent and is
- * not used yet "optim.outer_change.<path>".
+ * With a tsh_outer, whose replicas differ, the entries above are those of the first replica. Those
+ * of replica 1 are "optim.replica.1.weight.<path>", "optim.replica.1.first.<path>" and so on; outer
+ * weights are "optim.outer_weight.<path>", their momentum "optim.outer_moment.<path>", and changes
+ * that were sent but are not used yet "optim.outer_change.<path>".
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces. Between them the tp ranks of the first replica (dp)
  * send blocks of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a
@@ -42,10 +42,10 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
-/* A hash of 32 bytes, such as BLAKE2b, that no one can find other bytes for: shards are taken for
- * equal if it is. */
+/* A hash function with results of 32 bytes for which nobody can find collisions, such as BLAKE2b:
+ * shards with the same hash are taken to be equal. */
 typedef struct tsh_hasher {
-    size_t size; /* bytes of a state, which is aligned to 64 */
+    size_t size; /* bytes of its state, which the library aligns to 64 */
     void (*begin)(void *state);
     void (*add)(void *state, const void *bytes, size_t count);
     void (*end)(void *state, unsigned char hash[32]);
@@ -80,14 +80,15 @@ typedef struct tsh_file_desc {
      * file that is named by .hasher's hash of its bytes and dtype. At the next load rank 0 sends
      * the hashes, and then only the shards that a rank has not kept or whose file has changed.
      * Rank 0 keeps the hashes there, for files of the same path, size and times, but not of a file
-     * that has changed within two seconds, as many times count whole seconds. It is rank 0's that
-     * counts; a rank without one is sent everything. A shard that cannot be kept is logged; one
-     * whose hash is not rank 0's is TSH_ERR_IO. NULL: none. */
+     * that has changed in the last two seconds, as many file systems count whole seconds. Nothing
+     * is cached if rank 0 has no cache; a rank without one is sent everything. If a shard cannot be
+     * kept, a warning is logged; one whose hash is not rank 0's is TSH_ERR_IO. NULL: none. */
     const char *cache;
     const tsh_hasher *hasher; /* needed by .cache */
-    uint64_t stamp; /* with .cache and .read_at: tells what that gives from anything else: a hash of
-                     * the file it reads, its size and time of change; 0, also where that is less
-                     * than two seconds ago: rank 0 hashes all at each load */
+    uint64_t stamp; /* with .cache and .read_at: a number that stands for the bytes that read_at
+                     * gives, such as a hash of the path, size and time of change of the file it
+                     * reads; 0: unknown, so that rank 0 hashes all at each load (also pass 0 if the
+                     * file changed less than two seconds ago) */
     /* Loading: copies `bytes` bytes of a safetensors file, from offset `at` on, and returns how
      * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
      * exist (path is only named in errors), so a program can convert other formats as they are
@@ -130,11 +131,11 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * converted, too, in both directions: a model that was quantised before loading accepts any of
  * these files. For a BF16 parameter, an optimiser that was made before loading keeps the exact F32
  * value of the file.
- * Call it between steps. Two all-reduces over the world, no other communication. Headers and index
- * are checked completely on all ranks before anything changes. If another process saves to the path
- * meanwhile, all ranks read the same save, or all get TSH_ERR_IO and may load again after
- * tsh_clear_error. To detect that, they compare the hash of all values that tsh_save stored; for
- * files of other programs, 64 bytes of every tensor.
+ * Call it between steps. It runs two all-reduces over the world, and no other communication.
+ * Headers and index are checked completely on all ranks before anything changes. If another process
+ * saves to the path meanwhile, all ranks read the same save, or all get TSH_ERR_IO and may load
+ * again after tsh_clear_error. To detect that, they compare the hash of all values that tsh_save
+ * stored; for files of other programs, 64 bytes of every tensor.
  * A tied parameter may be in the files under any of its names; if it is there under several, every
  * rank checks that the values of its shard are the same. NaN and infinity are loaded, and the first
  * replica logs the name of the tensor: one rank for a replicated tensor, each rank for its shard of
@@ -173,7 +174,8 @@ typedef struct tsh_writer {
     int64_t size;    /* bytes of the file so far */
     /* The other fields are private. */
     FILE *file;
-    int rows, lock; /* rows: of tsh_writer_open; lock: 1 + descriptor that locks a file; 0: none */
+    int rows, lock; /* rows: argument of tsh_writer_open; lock: 1 + the descriptor of a file that is
+                     * locked, or 0 */
     char name[208], target[4096], temporary[4096 + 32];
 } tsh_writer;
 /* Opens a file for writing.
@@ -201,8 +203,8 @@ TSH_API tsh_result tsh_writer_close(tsh_writer *writer, int keep);
  * |difference| / max(1, |gradient|), or a negative number after an error. fn, a tsh_gradcheck_fn,
  * returns a scalar, a function of the n inputs, which are leaves. Every element of every input is
  * checked, or `samples` elements of each (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double.
- * Collective over tp: an element of a replicated input is changed on all ranks at once, one of a
- * sharded input on its owner.
+ * Collective over tp: an element of a replicated input is changed on all ranks at once, an element
+ * of a sharded input on the rank that owns it.
  * torch: torch.autograd.gradcheck */
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,

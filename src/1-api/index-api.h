@@ -4,10 +4,10 @@
 /* Needs: >>tensor-api.                                                       */
 /* ========================================================================== */
 
-/* Ops of this section take any dtype but quantised ones, unless they say otherwise, and give x's.
- * They move elements without rounding. A dim may be negative: -1 is the last dimension; a scalar
- * has the dims 0 and -1. No collective runs in forward; where a gradient is a partial sum, backward
- * all-reduces it, as for every op. */
+/* Ops of this section take any dtype but quantised ones, unless they say otherwise, and their
+ * result has x's dtype. They move elements without rounding. A dim may be negative: -1 is the last
+ * dimension; a scalar has the dims 0 and -1. No collective runs in forward; where a gradient is a
+ * partial sum, backward all-reduces it, as for every op. */
 
 /* -- other shapes ----------------------------------------------------------- */
 
@@ -96,10 +96,10 @@ TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes);
  * number of threads. */
 
 /* Returns the elements of x that index names along dim, in the shape of index: for dim 1 of three,
- * out[i][j][k] = x[i][index[i][j][k]][k]. index has as many dimensions as x, and is no longer along
- * any of them but dim. Layouts of x, index -> result: R, R -> R; P, R -> P; R, S(dim) -> S(dim),
- * where dx is partial; both sharded alike along another dimension, which is equally long in both
- * -> the same. An x that is sharded along dim is refused.
+ * out[i][j][k] = x[i][index[i][j][k]][k]. index has as many dimensions as x and, along every
+ * dimension but dim, at most the length of x. Layouts of x, index -> result: R, R -> R; P, R -> P;
+ * R, S(dim) -> S(dim), where dx is partial; both sharded alike along another dimension, which is
+ * equally long in both -> the same. An x that is sharded along dim is refused.
  * torch: torch.gather, Tensor.gather, torch.take_along_dim */
 TSH_API tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index);
 /* Returns a copy of x to which src is added where index says: for dim 1 of three,
@@ -125,13 +125,13 @@ TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index);
 
 /* Returns the k largest elements of x along dim, the largest first; if `largest` is 0, the k
  * smallest, the smallest first. The result is x's shape with length k there, 0 <= k <= that of x.
- * *indices, unless indices is NULL, becomes a TSH_I64 tensor of the same shape and layout: where
- * along dim they were. After an error it is NULL.
+ * *indices, unless indices is NULL, becomes a TSH_I64 tensor of the same shape and layout: their
+ * positions in x along dim. After an error it is NULL.
  * torch: torch.topk, Tensor.topk */
 TSH_API tsh_tensor *tsh_topk(tsh_tensor *x, int64_t k, int dim, int largest, tsh_tensor **indices);
 /* Returns x sorted along dim, upwards, or downwards if descending is 1; stable: equal elements keep
  * their order. *indices, unless indices is NULL, becomes a TSH_I64 tensor of x's shape and layout:
- * where along dim the elements were. After an error it is NULL.
+ * the positions of the elements in x along dim. After an error it is NULL.
  * torch: torch.sort, Tensor.sort, torch.msort */
 TSH_API tsh_tensor *tsh_sort(tsh_tensor *x, int dim, int descending, tsh_tensor **indices);
 /* Returns the *indices of tsh_sort.
@@ -144,12 +144,13 @@ TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending);
  * of a alone ("ij->ji", "ii->") if b is NULL. A letter (A to Z, a to z) names each dimension of an
  * input; dimensions with the same letter have the same length (or 1, between a and b), and letters
  * that the result lacks are summed over. A letter twice in one input takes the diagonal. "..."
- * stands for further dimensions, which are broadcast and stay. Without "->" the result has what
- * "..." stands for, then the letters that occur once, A before Z before a. Dtypes: floating, as in
- * tsh_matmul, by which products are computed; without letters to sum over, or with no letter that
- * only one input has, by tsh_mul. Layouts: at most one letter of each input is sharded. If both
- * inputs have it, both are sharded alike along it: a letter that stays gives S, one that is summed
- * over P. Else the other input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs
- * are copied only if their strides do not allow a product.
+ * stands for further dimensions, which are broadcast and stay. Without "->" the result has the
+ * dimensions that "..." stands for, then the letters that occur once, in the order A to Z, a to z.
+ * Dtypes: floating, as in tsh_matmul, by which products are computed; without letters to sum over,
+ * or with no letter that only one input has, by tsh_mul. Layouts: at most one letter of each input
+ * is sharded. If both inputs have it, both are sharded alike along it: a letter that stays gives S,
+ * one that is summed over P. If only one input has it, the other input is R, and the result is S or
+ * P likewise. Without sharded letters: P, R and R, P -> P; R, R -> R. Inputs are copied only if
+ * their strides do not allow a product.
  * torch: torch.einsum, torch.tensordot, torch.outer, torch.trace, torch.diagonal */
 TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b);

@@ -53,10 +53,11 @@ typedef struct tsh_range {
  * not exist. */
 TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
                                 tsh_range ranges[TSH_MAX_SEGMENTS]);
-/* The same for rank `rank` of ctx's tp, which may have unequal shares (tsh_desc.shares): rank r
- * owns units [b(r), b(r + 1)) of a segment of n units, where b(r) is n times the shares of the
- * ranks before r, divided by all shares, rounded to nearest: shares 2 and 1 of 6 heads are 4 and 2.
- * The whole library decides ownership by this function. -1 also if ctx is NULL. */
+/* Does what tsh_shard_range does for rank `rank` of ctx's tp, which may have unequal shares
+ * (tsh_desc.shares): rank r owns units [b(r), b(r + 1)) of a segment of n units, where b(r) is n
+ * times the shares of the ranks before r, divided by all shares, rounded to nearest: with shares 2
+ * and 1, two ranks own 4 and 2 of 6 heads. The whole library decides ownership by this function.
+ * Returns -1 also if ctx is NULL. */
 TSH_API int64_t tsh_tp_shard_range(tsh_ctx *ctx, tsh_layout layout, int64_t length, int rank,
                                    tsh_range ranges[TSH_MAX_SEGMENTS]);
 

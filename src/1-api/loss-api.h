@@ -27,12 +27,13 @@ typedef struct tsh_loss_desc {
     tsh_tensor *pos_weight;  /* tsh_binary_cross_entropy_with_logits: factor of target log
                               * sigmoid(x), broadcast to x's shape; NULL: 1 */
     double delta;            /* tsh_huber_loss: where the loss turns from square to linear; 0: 1 */
-    double beta;             /* tsh_smooth_l1_loss: the same; 0: 1; TSH_ZERO: 0, |x - target| */
+    double beta;             /* tsh_smooth_l1_loss: where the loss turns from square to linear; 0:
+                              * 1; TSH_ZERO: 0, which gives |x - target| */
     int log_target;          /* tsh_kl_div: 1: the target is log-probabilities */
     int ignore;              /* tsh_nll_loss: 0: target -100 is ignored; 1: ignore_index is */
     int64_t ignore_index;    /* tsh_nll_loss, if ignore is 1: the target to ignore, any integer */
-    int dim;                 /* tsh_nll_loss: classes are the last dimension of log_probs if this is
-                              * 0, dimension 1, as in torch, if 1 */
+    int dim;                 /* tsh_nll_loss: dimension of log_probs that has the classes: 0: the
+                              * last one; 1: dimension 1, as in torch */
 } tsh_loss_desc;
 
 /* Returns the squared error, (x - target)^2. With a weight, the mean divides by the sum of the
@@ -87,10 +88,10 @@ TSH_API tsh_tensor *tsh_nll_loss(tsh_tensor *log_probs, tsh_tensor *target,
                                  const tsh_loss_desc *desc);
 /* Returns sum a b / (max(|a|, eps) max(|b|, eps)) along dim, where |a| is the Euclidean norm: the
  * cosine of the angle between a and b. a and b broadcast as in NumPy; dim is a dimension of the
- * broadcast shape, negative: counts from the end, and is left out of the result's shape. eps 0:
- * 1e-8; TSH_ZERO: 0. The result has the wider dtype of a and b. Layouts: R, R -> R. S(d), S(d), or
- * S and R if the R input has length 1 along the sharded dimension: S if that is not dim; if it is
- * dim, R, by one all-reduce of three numbers per result. No collective in backward but for the
+ * broadcast shape (a negative one counts from the end) and is left out of the result's shape. eps
+ * 0: 1e-8; TSH_ZERO: 0. The result has the wider dtype of a and b. Layouts: R, R -> R. S(d), S(d),
+ * or S and R if the R input has length 1 along the sharded dimension: S if that is not dim; if it
+ * is dim, R, by one all-reduce of three numbers per result. No collective in backward but for the
  * partial gradient of the R input. P is TSH_ERR_LAYOUT.
  * torch: F.cosine_similarity, nn.CosineSimilarity */
 TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim, double eps);

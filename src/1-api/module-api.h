@@ -13,10 +13,11 @@ typedef enum tsh_style {
     TSH_COLWISE,        /* linear: output features are sharded; embedding: its features are, and
                          * the output is gathered to R (torch's stays Shard(-1)) */
     TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary is */
-    TSH_AUTO,           /* linear with a weight of its own: chosen at the first forward. ROWWISE
-                         * if the input is sharded along its features, else COLWISE */
-    TSH_SEQUENCE,       /* norms, dropout: the input is redistributed to S(1), the sequence, or
-                         * to .input */
+    TSH_AUTO,           /* linear whose weight is not tied: the style is chosen at the first
+                         * forward: ROWWISE if the input is sharded along its features, else
+                         * COLWISE */
+    TSH_SEQUENCE,       /* norms, dropout: sequence parallelism: the input is redistributed to S(1),
+                         * its sequence dimension, or to .input */
     TSH_PREPARE_INPUT,  /* any module: before forward, redistributes its inputs to the rule's .input
                          * or .inputs */
     TSH_PREPARE_OUTPUT, /* any module: after forward, redistributes its output to the rule's
@@ -122,15 +123,15 @@ TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *sou
  * torch: nn.Module.to_empty */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
 /* Sets every parameter below module to its initial values again, with the same bits as the first
- * time, and clears the gradients; tied parameters once. Call it between steps. torch's
+ * time, and clears the gradients; a tied parameter is set once. Call it between steps. torch's
  * reset_parameters.
  * torch: nn.Linear.reset_parameters */
 TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
-/* Converts all floating parameters and buffers below module to a dtype, with or without memory, in
- * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are
- * computed in TSH_REAL and rounded, so converting before or after initialisation gives the same
- * bits. Gradients stay. Call it before tsh_optim_new. Errors, after which nothing is changed: the
- * dtype is not floating; a recorded op has used a parameter; an optimiser has one.
+/* Converts all floating parameters and buffers below module to a dtype, in any layout, allocated or
+ * not; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are computed in
+ * TSH_REAL and rounded, so converting before or after initialisation gives the same bits. Gradients
+ * stay. Call it before tsh_optim_new. Errors, after which nothing is changed: the dtype is not
+ * floating; a recorded op has used a parameter; an optimiser has one.
  * torch: nn.Module.to, nn.Module.float, nn.Module.half, nn.Module.bfloat16 */
 TSH_API tsh_result tsh_to(tsh_module *module, tsh_dtype dtype);
 /* Turns training mode on or off for module and all modules below; it is on at first. Dropout layers
@@ -169,8 +170,8 @@ TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t siz
 
 /* Adds a layer-norm layer (tsh_layer_norm) below parent, with parameters "weight" (dim), initially
  * 1, and "bias" (dim), initially 0. In plans, COLWISE shards both, for inputs S(-1); SEQUENCE
- * redistributes the input to S(seq). Of all layers: parameters get memory at the first forward or
- * by tsh_materialize; a layer that cannot be made leaves nothing in the tree.
+ * redistributes the input to S(seq). As for all layers, parameters get memory at the first forward
+ * or by tsh_materialize, and a layer that cannot be made leaves nothing in the tree.
  * torch: nn.LayerNorm */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
@@ -221,10 +222,11 @@ typedef struct tsh_plan_rule {
                        * input for backward, which gathers it again */
     const char *kind; /* only for modules of this kind, such as "linear" or "embedding"; NULL:
                        * any */
-    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs: the layout of each,
-                                      * NULL: left as it is */
+    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs: array of their layouts; a
+                                      * NULL entry leaves its input as it is */
     int input_count;
-    const tsh_segment *cut; /* lengths and units of the segments; NULL: equal segments with .unit */
+    const tsh_segment *cut; /* array of the lengths and units of the segments; NULL: equal segments
+                             * with .unit */
 } tsh_plan_rule;
 /* Applies a plan: gives its style to every module below that a rule matches. Existing values are
  * kept and redistributed (collectively if they were sharded), with the moments of optimisers;
@@ -272,8 +274,8 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
 
 typedef struct tsh_attention_layer_desc {
     int64_t dim;             /* features of the input and of the output */
-    int64_t heads, kv_heads; /* heads: number of query heads; kv_heads: of key and value heads,
-                              * which divides heads; 0: as many */
+    int64_t heads, kv_heads; /* heads: number of query heads; kv_heads: number of key and value
+                              * heads, which divides heads; 0: heads */
     int64_t head_dim;        /* features of a head; 0: dim / heads */
     tsh_choice qkv_bias, out_bias; /* TSH_YES: the linear layers of q, k and v, and of the output,
                                     * have biases; TSH_USUAL: no */
@@ -294,8 +296,8 @@ typedef struct tsh_attention_layer_desc {
                                        * "v_proj", "o_proj" */
     const char *fused; /* name of one linear layer [Q|K|V] that replaces the three; NULL: three
                         * layers */
-    int by_group;      /* 1: the features of the fused layer are ordered by key head: its query
-                        * heads, the key head, the value head */
+    int by_group;      /* 1: the output features of the fused layer are grouped by key head: the
+                        * query heads that use it, the key head, its value head */
     int reversed;      /* 1: the weights of all linear layers are stored as (in, out) */
     tsh_init weight_init, bias_init; /* initial values in all linear layers; defaults: see
                                       * tsh_linear_desc */
@@ -324,8 +326,8 @@ TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments);
 
 typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;
 typedef struct tsh_mlp_desc {
-    int64_t dim, hidden; /* dim: features of the input and of the output; hidden: of the layer
-                          * between */
+    int64_t dim, hidden; /* dim: features of the input and of the output; hidden: features between
+                          * up and down */
     tsh_activation activation;
     int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020; f: the activation */
     tsh_choice bias; /* TSH_YES: all linear layers have biases; TSH_USUAL: no */
@@ -348,9 +350,9 @@ TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_
  * `batch` sequences of at most `length` positions, laid out as the layers' keys. While a cache is
  * attached, each forward appends its keys and values to it and attends to all that it holds: a
  * prompt at once or in chunks, then token by token, gives what one forward of the whole sequence
- * would. Only without gradients (tsh_no_grad_begin). dtype: of the cache; 0: tsh_desc.dtype. Shard
- * the model first. NULL and an error: there is no such layer, one has a cache already, batch or
- * length is below 1. A forward that does not fit into the cache is TSH_ERR_SHAPE. Freed with the
+ * would. Only without gradients (tsh_no_grad_begin). dtype: dtype of the cache; 0: tsh_desc.dtype.
+ * Shard the model first. NULL and an error: there is no such layer, one has a cache already, batch
+ * or length is below 1. A forward that does not fit into the cache is TSH_ERR_SHAPE. Freed with the
  * ctx. No collective.
  * torch: transformers.StaticCache, transformers.DynamicCache */
 TSH_API tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t length,
@@ -430,8 +432,8 @@ TSH_API const tsh_policy *tsh_policy_find(const char *name);
  * Features are sharded by whole heads, evenly or not; if several query heads share a key head, by
  * such groups of heads. If query heads share key heads and there are fewer key heads than ranks, K
  * and V stay whole on every rank and their gradients are partial (one all-reduce each); K and V
- * must then be layers of their own. Errors, after which nothing is changed: no block; a block
- * without a named layer or argument; a list of which a block has no layer; heads or hidden sizes
+ * must then be layers of their own. Errors, after which nothing is changed: no path matches
+ * .blocks; a block lacks a named layer or argument, or all layers of a list; heads or hidden sizes
  * that do not fit. Collectives: one all-reduce in forward per row-parallel layer, one in backward
  * per input of column-parallel layers. */
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);

@@ -4,16 +4,17 @@
 /* Needs: >>module-api.                                                       */
 /* ========================================================================== */
 
-/* In all of these, x is (N, C) or (N, C, ..), with channels in dimension 1, and the result has x's
- * shape and dtype. Sums are in double. */
+/* In all ops of this section, x is (N, C) or (N, C, ..), with channels in dimension 1, and the
+ * result has x's shape and dtype. Sums are in double. */
 
 /* -- batch norm ------------------------------------------------------------- */
 
 typedef struct tsh_batch_norm_options {
     int training;    /* 1: normalises with the mean and variance of x, and updates the running
                       * ones; 0: normalises with the running ones */
-    double momentum; /* share of x's statistics in an update of the running ones; 0: 0.1; TSH_ZERO:
-                      * 0, which leaves them as they are */
+    double momentum; /* weight of x's statistics in an update of the running ones: running = (1 -
+                      * momentum) running + momentum new; 0: 0.1; TSH_ZERO: 0, which leaves them as
+                      * they are */
     double eps;      /* added to the variance; 0: 1e-5; TSH_ZERO: 0 */
     int over_dp;     /* 1: in training, the statistics are those of the batches of all replicas
                       * (dp), as in SyncBatchNorm */
@@ -52,7 +53,7 @@ typedef struct tsh_batch_norm_desc {
  * initially 1, and "bias" (dim), initially 0, and the buffers "running_mean" (dim), initially 0,
  * "running_var" (dim), initially 1, and "num_batches_tracked", a scalar of TSH_I64 that counts the
  * forwards in training. In training mode (tsh_train) it normalises with the statistics of x, else
- * with the running ones. In plans, COLWISE shards all that have a dimension, for inputs S(1);
+ * with the running ones. In plans, COLWISE shards all of these but the scalar, for inputs S(1);
  * SEQUENCE redistributes the input to S(1) or .input. Buffers are saved and loaded with the model,
  * and no optimiser changes them; without .over_dp each replica has those of its own batches, and
  * tsh_save writes those of the first replica.

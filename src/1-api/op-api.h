@@ -75,7 +75,8 @@ TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* approximates GELU by tanh, 
                                                    * approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
 TSH_API tsh_tensor *tsh_mish(tsh_tensor *x);      /* x tanh(log(1 + e^x)); Misra 2019 */
-TSH_API tsh_tensor *tsh_selu(tsh_tensor *x);      /* Klambauer et al. 2017 */
+TSH_API tsh_tensor *tsh_selu(tsh_tensor *x);      /* about 1.0507 x if x > 0, else 1.7581 (e^x - 1);
+                                                   * Klambauer et al. 2017 */
 TSH_API tsh_tensor *tsh_hardsigmoid(tsh_tensor *x); /* min(max(x + 3, 0), 6) / 6 */
 TSH_API tsh_tensor *tsh_hardswish(tsh_tensor *x);   /* x hardsigmoid(x) */
 TSH_API tsh_tensor *tsh_log_sigmoid(tsh_tensor *x); /* log(sigmoid(x)), also where that is tiny */
@@ -137,7 +138,7 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
  * logsumexp, var, std and norm is R, by one small all-gather; the other ops fail with
  * TSH_ERR_LAYOUT. Of a P input, only sum, mean and cumsum, which are linear, can be computed. */
 enum { TSH_ALL = -1000 };
-/* Sums along dim, and means.
+/* Return the sums, or the means, along dim.
  * torch: torch.sum, torch.mean, Tensor.sum, Tensor.mean */
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
@@ -226,12 +227,12 @@ TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
 /* Declares the layout of the values that each rank already holds; nothing is sent (torchshard's
  * RegisterParallelDim). R to S(d): each rank's tensor becomes one of P shards of equal length, so
  * the whole is P times as long along d. S(d) to R: this rank's shard becomes the whole tensor; all
- * shards must have the same length. R to P, P to R: the shape stays. Others go through R. Nothing
- * is sent in backward either: each rank's gradient is that of the values it holds, also if R became
- * S or P. (If the values really are replicated, call tsh_tp_copy(t, TSH_SUM) first: it sums the
- * gradients over ranks.) An owned tensor that is no parameter is changed in place and returned;
- * this is TSH_ERR_STATE if it has views or a gradient, or a recorded op has used it. Of a parameter
- * or a step tensor, a step tensor with the same values is returned.
+ * shards must have the same length. R to P, P to R: the shape stays. Any other change is done by
+ * way of R. Nothing is sent in backward either: each rank's gradient is that of the values it
+ * holds, also if R became S or P. (If the values really are replicated, call tsh_tp_copy(t,
+ * TSH_SUM) first: it sums the gradients over ranks.) An owned tensor that is no parameter is
+ * changed in place and returned; this is TSH_ERR_STATE if it has views or a gradient, or a recorded
+ * op has used it. For a parameter or a step tensor, returns a step tensor with the same values.
  * torch: DTensor.from_local */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
@@ -425,14 +426,15 @@ typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
     int ignore;           /* 0: target -100 is ignored, as in torch; 1: target ignore_index is */
     int64_t ignore_index; /* if ignore is 1: the target to ignore, any integer */
-    int empty_zero;       /* a mean whose divisor is 0 is NaN, as in torch, if this is 0; 0 if 1 */
+    int empty_zero;       /* what a mean with divisor 0 is: NaN, as in torch, if this is 0; 0 if it
+                           * is 1 */
     double label_smoothing; /* e, in [0, 1]: each target distribution becomes (1 - e) target + e /
                              * V, where V is the number of classes */
     double z_loss;          /* z_loss times (log sum exp logits)^2 is added to each row's loss */
     tsh_tensor *weight;     /* (V): a weight per class, R or sharded as the classes, without a
                              * gradient; NULL: 1 */
-    int dim;                /* the classes are the last dimension of logits if this is 0,
-                             * dimension 1, as in torch, if 1 */
+    int dim;                /* dimension of logits that has the classes: 0: the last one; 1:
+                             * dimension 1, as in torch */
 } tsh_cross_entropy_desc;
 /* Returns the cross-entropy of logits (.., V) and targets, integers (..) or probabilities (.., V):
  * a scalar, or (..) with TSH_REDUCE_NONE. With .dim = 1, shapes are those of
@@ -455,9 +457,9 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
  * tsh_cross_entropy(head(x), target) with TSH_REDUCE_NONE gives. */
 typedef tsh_tensor *(*tsh_chunk_fn)(tsh_tensor *x, tsh_tensor *target, void *user);
 typedef struct tsh_chunks_desc {
-    tsh_chunk_fn fn; /* computes the losses of a chunk of rows; needed */
+    tsh_chunk_fn fn; /* computes the losses of a chunk of rows; must not be NULL */
     void *user;      /* given to fn */
-    int64_t rows;    /* rows of a chunk, the last one may have fewer; 0: 256 */
+    int64_t rows;    /* number of rows of a chunk (the last one may have fewer); 0: 256 */
 } tsh_chunks_desc;
 /* Returns the sum of the losses of all rows, a scalar TSH_REAL, R. x (.., C) and target (..) or
  * (.., d1, ..) are cut into chunks of .rows rows, where (..) are the rows; fn computes the losses
@@ -471,8 +473,9 @@ typedef struct tsh_chunks_desc {
  *   Gradients flow to x and to whatever else fn reads, such as the head's weights, 16 tensors at
  * most (else TSH_ERR_UNSUPPORTED). They are computed at once, with each chunk, so that nothing is
  * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
- * fn that is trained. fn must not end the step or call tsh_backward, and ends what it begins
- * (tsh_scope_begin, tsh_no_grad_begin). Within tsh_no_grad_begin nothing is kept.
+ * fn that is trained. fn must not end the step or call tsh_backward, and must end the scopes and
+ * no-grad sections that it begins (tsh_scope_begin, tsh_no_grad_begin). Within tsh_no_grad_begin
+ * nothing is kept.
  *   x and target are replicated along their rows. Collectives: those of fn, for each chunk. */
 TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
                                        const tsh_chunks_desc *desc);
@@ -515,7 +518,7 @@ enum { TSH_MAX_OUTPUTS = 8 }; /* the most outputs of one tsh_custom_op */
 typedef struct tsh_output {
     tsh_shape shape;   /* global shape */
     tsh_layout layout;
-    tsh_dtype dtype;   /* 0: TSH_REAL. No gradient flows through one of integers */
+    tsh_dtype dtype;   /* 0: TSH_REAL. No gradient flows through an integer output */
 } tsh_output;
 
 typedef struct tsh_custom_op_desc {

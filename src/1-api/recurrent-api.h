@@ -6,19 +6,22 @@
 
 /* Options of tsh_lstm and tsh_gru, and of their layers. */
 typedef struct tsh_recurrent_desc {
-    int64_t in, hidden; /* layers: features of x; units, which are the features of h. The ops take
-                         * them from the shapes */
-    int layers;         /* number of layers, of which each takes the outputs of the one before; 0
+    int64_t in, hidden; /* numbers of features of x and of h (units); read by tsh_add_lstm and
+                         * tsh_add_gru only: the ops take them from the shapes */
+    int layers;         /* number of stacked layers; each takes the outputs of the one before; 0
                          * means 1 */
     int bidirectional;  /* 1: every layer also goes through the sequence from its end, with weights
                          * of its own; its outputs are those of both directions, concatenated */
     int batch_first;    /* 1: x is (B, T, in); 0: (T, B, in) */
     tsh_choice bias;    /* TSH_NO: no biases; TSH_USUAL: b_ih and b_hh */
-    double dropout;     /* probability of dropout on the outputs of each layer but the last; of a
-                         * layer: in training mode only */
-    tsh_module *owner;  /* ops: the module that keys the masks of dropout; NULL: the ctx */
-    tsh_choice sharded; /* layers: TSH_YES: the units are sharded over tp; TSH_USUAL: no */
-    tsh_dtype dtype;    /* layers: dtype of the parameters; 0: tsh_desc.dtype */
+    double dropout;     /* probability of dropout on the outputs of each layer but the last;
+                         * tsh_lstm and tsh_gru always apply it, the layers of tsh_add_lstm and
+                         * tsh_add_gru in training mode only */
+    tsh_module *owner;  /* tsh_lstm, tsh_gru: the module that keys the dropout masks; NULL: the
+                         * ctx */
+    tsh_choice sharded; /* tsh_add_lstm, tsh_add_gru: TSH_YES: the units are sharded over tp;
+                         * TSH_USUAL: they are not */
+    tsh_dtype dtype;    /* tsh_add_lstm, tsh_add_gru: dtype of the parameters; 0: tsh_desc.dtype */
 } tsh_recurrent_desc;
 /* Runs a long short-term memory (Hochreiter & Schmidhuber 1997) over x (T, B, in), or (B, T, in)
  * with .batch_first, or (T, in) without a batch. Returns h of the last layer at all T time steps,

@@ -6,13 +6,15 @@
 
 /* -- learning rates --------------------------------------------------------- */
 
-/* How a learning rate changes from step to step. t: the step, 0, 1, ...; with a warm-up, all but
- * TSH_ONE_CYCLE count t from its end on. */
+/* How a learning rate changes from step to step. t: number of the step, 0, 1, ..., counted from the
+ * end of the warm-up if there is one; `total` counts the warm-up, too. TSH_ONE_CYCLE has no other
+ * warm-up than its own. */
 typedef enum tsh_schedule_kind {
-    TSH_CONSTANT,   /* lr */
+    TSH_CONSTANT,   /* always lr */
     TSH_LINEAR,     /* falls from lr at the end of the warm-up to lr_min at step `total` */
-    TSH_COSINE,     /* the same along half a cosine; torch: CosineAnnealingLR */
-    TSH_STEP,       /* lr gamma^(t / period), rounded down; torch: StepLR */
+    TSH_COSINE,     /* falls from lr to lr_min as TSH_LINEAR does, but along half a cosine; torch:
+                     * CosineAnnealingLR */
+    TSH_STEP,       /* lr gamma^floor(t / period); torch: StepLR */
     TSH_EXPONENTIAL, /* lr gamma^t; torch: ExponentialLR */
     TSH_ONE_CYCLE,  /* lr is the peak: rises to it from lr / div_factor in the first part pct_start
                      * of all steps, then falls to lr / div_factor / final_div_factor at step
@@ -23,16 +25,18 @@ typedef enum tsh_schedule_kind {
 } tsh_schedule_kind;
 typedef struct tsh_schedule {
     tsh_schedule_kind kind;
-    double lr, lr_min;     /* lr 0, in tsh_optim_desc.schedule: the optimiser's */
+    double lr, lr_min;     /* lr 0, in tsh_optim_desc.schedule: the optimiser's lr; lr_min: the last
+                            * rate of LINEAR, COSINE, WSD */
     int64_t warmup, total; /* numbers of steps: the learning rate rises linearly from lr / warmup to
                             * lr in the first `warmup` steps. total: LINEAR, COSINE, ONE_CYCLE and
                             * WSD need it */
     int64_t period;        /* STEP needs it: number of steps between two changes */
-    double gamma;          /* STEP: 0 means 0.1; EXPONENTIAL needs it: factor of a change */
+    double gamma;          /* factor of each change; STEP: 0 means 0.1; EXPONENTIAL needs it */
     double pct_start, div_factor, final_div_factor; /* ONE_CYCLE: 0 means 0.3, 25, 1e4 */
     int64_t decay;         /* WSD: number of steps of the decay; 0: total / 10 */
     tsh_schedule_kind shape; /* WSD: the decay is TSH_LINEAR (0 means this) or TSH_COSINE */
-    double (*factor)(int64_t t, void *user); /* LAMBDA needs it */
+    double (*factor)(int64_t t, void *user); /* LAMBDA needs it: returns the factor of lr at step
+                                              * t */
     void *user;
 } tsh_schedule;
 /* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
@@ -78,8 +82,9 @@ typedef enum tsh_optim_kind {
     TSH_ADAMAX,
     TSH_NADAM,     /* decoupled, if .decoupled */
     TSH_RADAM,     /* decoupled, if .decoupled */
-    TSH_ADAFACTOR, /* decoupled; of a tensor with two dimensions or more, keeps means of squares of
-                    * rows and of columns alone; a step gathers each parameter on every rank */
+    TSH_ADAFACTOR, /* decoupled; of the squares of a gradient with two dimensions or more, it keeps
+                    * only the means of rows and of columns; a step gathers each parameter on every
+                    * rank */
     TSH_MUON,      /* decoupled; for parameters of two dimensions, such as the weights of linear
                     * layers; a step gathers each parameter on every rank; Jordan et al. 2024 */
     TSH_CUSTOM     /* the caller's own: .custom */
@@ -87,8 +92,8 @@ typedef enum tsh_optim_kind {
 
 /* How Muon's learning rate depends on the shape (rows, columns) of a parameter. */
 typedef enum tsh_adjust_lr {
-    TSH_ADJUST_ORIGINAL,        /* times sqrt(max(1, rows / columns)) */
-    TSH_ADJUST_MATCH_RMS_ADAMW, /* times 0.2 sqrt(max(rows, columns)); Liu et al. 2025 */
+    TSH_ADJUST_ORIGINAL,        /* lr sqrt(max(1, rows / columns)) */
+    TSH_ADJUST_MATCH_RMS_ADAMW, /* 0.2 lr sqrt(max(rows, columns)); Liu et al. 2025 */
     TSH_ADJUST_NONE
 } tsh_adjust_lr;
 
@@ -103,7 +108,8 @@ typedef struct tsh_update {
     const tsh_real *grad;    /* its gradient, clipped */
     tsh_real *moment[TSH_MAX_MOMENTS]; /* its moments, 0 before the first step */
     tsh_shape shape;         /* the parameter's global shape */
-    double lr, weight_decay; /* of the parameter: see tsh_optim_group */
+    double lr, weight_decay; /* learning rate and weight decay of the parameter's group
+                              * (tsh_optim_group) */
     int64_t step;            /* number of this update of the parameter, from 1 on */
 } tsh_update;
 
@@ -145,8 +151,9 @@ typedef struct tsh_optim_desc {
     int round_weights; /* 1: keeps no exact float weights of bf16 parameters: an update rounds
                         * the parameter at random, too. With TSH_BF16 in both fields above, the
                         * memory is that of pure bf16 in PyTorch */
-    /* A step first sets the learning rate to that of the schedule, whose step counts those done and
-     * those skipped. It is copied. NULL: the learning rate changes by tsh_optim_set_lr only. */
+    /* The schedule of the learning rate, which is copied. tsh_optim_step first sets the learning
+     * rate to the schedule's rate at step .steps + .skipped (see tsh_optim_info). NULL: the
+     * learning rate changes by tsh_optim_set_lr only. */
     const tsh_schedule *schedule;
     double alpha;          /* RMSprop: decay rate of the mean of squares; 0: 0.99; TSH_ZERO: 0 */
     int centered;          /* RMSprop: 1: divides by the root of the variance */
@@ -154,13 +161,13 @@ typedef struct tsh_optim_desc {
     double momentum_decay; /* NAdam: 0: 4e-3; TSH_ZERO: 0 */
     int decoupled;         /* NAdam, RAdam: 1: weight decay is decoupled */
     double beta2_decay;    /* Adafactor: step s weighs new squares by s^beta2_decay; 0: -0.8 */
-    double eps2, d;        /* Adafactor: least RMS of a parameter, 0: 1e-3; TSH_ZERO: 0; greatest
-                            * RMS of an update, 0: 1 */
+    double eps2, d;        /* Adafactor: eps2: least RMS of a parameter, by which its update is
+                            * scaled; 0: 1e-3; TSH_ZERO: 0; d: greatest RMS of an update; 0: 1 */
     /* Muon: coefficients and number of the steps of Newton and Schulz, which are computed in bf16;
      * all 0: 3.4445, -4.775, 2.0315; ns_steps 0: 5 */
     double ns_coefficients[3];
     int ns_steps;
-    tsh_adjust_lr adjust_lr_fn; /* Muon */
+    tsh_adjust_lr adjust_lr_fn; /* Muon: lr by the shape */
     tsh_custom_optim custom;    /* TSH_CUSTOM needs .update */
 } tsh_optim_desc;
 /* Makes an optimiser for all parameters below module. desc NULL: SGD.
@@ -263,15 +270,17 @@ typedef struct tsh_lora_part {
     int64_t length;   /* number of output features */
 } tsh_lora_part;
 typedef struct tsh_lora_desc {
-    int rank;       /* rows of A, columns of B; at least 1 */
-    double alpha;   /* s is alpha / rank; 0: 8, as in PEFT; TSH_ZERO: 0 */
+    int rank;       /* rank of the adapter: rows of A, columns of B; at least 1 */
+    double alpha;   /* the factor s of B A in the layer's output is alpha / rank; 0: 8, as in PEFT;
+                     * TSH_ZERO: 0 */
     double dropout; /* probability of a zero in the adapter's input, in training mode; 0: none */
-    int rslora;     /* 1: s is alpha / sqrt(rank); Kalajdzievski 2023 */
+    int rslora;     /* 1: s is alpha / sqrt(rank) instead (rsLoRA); Kalajdzievski 2023 */
     const char *name; /* name of the adapter; NULL: "default" */
     tsh_dtype dtype;  /* dtype of A and B; 0: tsh_desc.dtype */
-    /* For a layer that holds several layers of a file, one after the other in its output features,
-     * such as q_proj, k_proj and v_proj: these, `part_count` of them. Each has an A and a B. A
-     * column-parallel weight must have them as its segments. NULL: one A and one B */
+    /* For a fused layer, whose output features are those of several layers of a file, such as
+     * q_proj, k_proj and v_proj, one after the other: array of these layers, `part_count` of them.
+     * Each has an A and a B. A column-parallel weight must have them as its segments. NULL: one A
+     * and one B */
     const tsh_lora_part *parts;
     int part_count;
 } tsh_lora_desc;
@@ -296,11 +305,12 @@ typedef struct tsh_lora_desc {
  * parameter). */
 TSH_API tsh_result tsh_lora(tsh_module *module, const char *pattern, const tsh_lora_desc *desc);
 /* Makes the adapters of this name active in all layers below module; layers that have none of this
- * name, and with name NULL all layers, compute without an adapter. Others stay, and get no gradient
- * meanwhile: so a model is its own reference, without a second copy. Call it on every rank; it may
- * be called during a step: backward recomputes a checkpoint with the adapters of its forward. The
- * next collective compares the ranks' models, and ranks with other adapters get TSH_ERR_MISMATCH.
- * TSH_ERR_ARGUMENT: no layer has one of this name; TSH_ERR_STATE: an adapter is merged. */
+ * name, and with name NULL all layers, compute without an adapter. Adapters that are not active
+ * stay in the model, but get no gradient meanwhile. With none active, the model is its own frozen
+ * reference, without a second copy. Call it on every rank; it may be called during a step: backward
+ * recomputes a checkpoint with the adapters of its forward. The next collective compares the ranks'
+ * models, and ranks with other adapters get TSH_ERR_MISMATCH. TSH_ERR_ARGUMENT: no layer has one of
+ * this name; TSH_ERR_STATE: an adapter is merged. */
 TSH_API tsh_result tsh_lora_use(tsh_module *module, const char *name);
 /* Merges the active adapters into the weights below module: W becomes W + s B A, rounded once to
  * its dtype, and forward computes with W alone. The old values are kept, which takes their memory
@@ -350,22 +360,23 @@ typedef struct tsh_outer_desc {
     double momentum; /* its Nesterov momentum; 0: 0.9; TSH_ZERO: 0 */
     tsh_dtype wire;  /* dtype in which changes are sent: any floating one but TSH_F16, also those of
                       * quantised weights, such as TSH_Q8_0; 0: TSH_REAL */
-    int fragments;   /* F: the parameters are exchanged in so many parts, one every H / F steps, so
-                      * that a message is shorter; at most 32 and H; 0: 1 */
-    int64_t delay;   /* a fragment is sent while so many steps go on, and used after them; below H;
-                      * 0: a step waits for it */
+    int fragments;   /* F: number of parts in which the parameters are exchanged, one part every H /
+                      * F steps, so that each message is shorter; at most 32 and H; 0: 1 */
+    int64_t delay;   /* number of steps during which a fragment is sent; it is used after them;
+                      * below H; 0: a step waits for it */
     double mix;      /* what a replica keeps of its own parameter when the new one arrives: it
                       * becomes mix own + (1 - mix) new. 0: with a delay 0.5, without 0; TSH_ZERO:
                       * 0 */
 } tsh_outer_desc;
-/* Lets replicas train apart (DiLoCo, Douillard et al. 2023; fragments, delay and mix: Streaming
- * DiLoCo, Douillard et al. 2025): for slow links between the ranks of dp. While it exists, backward
- * averages no gradient over dp, and each replica takes steps of its own with moments of its own.
- * After every H steps, the mean over dp of what the parameters have changed since the last exchange
- * is the gradient of an outer step, that of torch.optim.SGD with nesterov=True on the outer
- * weights. These and their momentum are floats, of which each rank keeps those of its shards; they
- * have the same bits on all replicas. Without .fragments and .delay, the parameters get these
- * weights, so that replicas are equal then.
+/* Lets each replica train on its own and exchange its changes every H steps only, for slow links
+ * between the ranks of dp (DiLoCo, Douillard et al. 2023; fragments, delay and mix: Streaming
+ * DiLoCo, Douillard et al. 2025). While the tsh_outer exists, backward averages no gradient over
+ * dp, and each replica takes steps of its own with moments of its own. After every H steps, the
+ * mean over dp of what the parameters have changed since the last exchange is the gradient of an
+ * outer step, that of torch.optim.SGD with nesterov=True on the outer weights. These and their
+ * momentum are floats, of which each rank keeps those of its shards; they have the same bits on all
+ * replicas. Without .fragments and .delay, the parameters then get the outer weights, so that all
+ * replicas are equal after an exchange.
  * What the replicas send is rounded to .wire, summed as tsh_real (rule 5 of >>comm-api, with
  * chunks of blocks of 32 elements), and the mean is rounded once. An exchange of n bytes in .wire
  * sends those of an all-reduce of n bytes.
@@ -376,12 +387,12 @@ typedef struct tsh_outer_desc {
  * No collective. NULL and an error: TSH_ERR_ARGUMENT (a field out of range; another module's
  * optimiser; .zero), TSH_ERR_DTYPE (.wire), TSH_ERR_STATE (the optimiser has a tsh_outer). */
 TSH_API tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim, const tsh_outer_desc *desc);
-/* Takes a step of the optimiser (tsh_optim_step), then what is due of the exchange. Call it in
- * place of tsh_optim_step, on every rank. A step that one replica skips, for a gradient that is not
- * finite, counts on all. Collectives over dp, in the steps that exchange a fragment: an all-to-all
- * and an all-gather; with .delay they run during the steps between, the all-gather in the second
- * half of them. Errors as of tsh_optim_step; TSH_ERR_STATE: the optimiser was freed; a parameter
- * got another layout while its changes were on their way. */
+/* Takes a step of the optimiser (tsh_optim_step), then does the part of the exchange that is due.
+ * Call it in place of tsh_optim_step, on every rank. A step that one replica skips, for a gradient
+ * that is not finite, counts on all. Collectives over dp, in the steps that exchange a fragment: an
+ * all-to-all and an all-gather; with .delay they run during the steps between, the all-gather in
+ * the second half of them. Errors as of tsh_optim_step; TSH_ERR_STATE: the optimiser was freed; a
+ * parameter got another layout while its changes were on their way. */
 TSH_API tsh_result tsh_outer_step(tsh_outer *outer);
 typedef struct tsh_outer_info {
     int64_t steps;     /* number of calls of tsh_outer_step */
@@ -390,8 +401,8 @@ typedef struct tsh_outer_info {
 /* Returns the numbers of steps so far; all 0 if outer is NULL. */
 TSH_API tsh_outer_info tsh_outer_state(const tsh_outer *outer);
 /* Ends the outer steps: the parameters get the outer weights, and backward averages gradients
- * again. The optimiser's moments still differ between replicas: go on with a new one. What was on
- * its way is lost. Does nothing if outer is NULL. */
+ * again. The optimiser's moments still differ between replicas: go on with a new one. Changes that
+ * are being sent are lost. Does nothing if outer is NULL. */
 TSH_API void tsh_outer_free(tsh_outer *outer);
 
 /* -- quantised weights ------------------------------------------------------ */
@@ -423,10 +434,10 @@ TSH_API tsh_result tsh_quantize(tsh_module *module, const char *pattern, tsh_dty
  * (p - 1) / (m + p - 1). */
 typedef enum tsh_pipeline_schedule {
     TSH_PIPELINE_1F1B, /* of p stages, stage s runs p - 1 - s forwards, then one forward and one
-                        * backward in turn: it keeps what at most p - s forwards save; Narayanan et
-                        * al. 2021 */
-    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage keeps what the forwards of all
-                        * micro-batches save; Huang et al. 2019 */
+                        * backward in turn: it holds the saved activations of at most p - s
+                        * forwards; Narayanan et al. 2021 */
+    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage holds the saved activations of
+                        * all micro-batches; Huang et al. 2019 */
 } tsh_pipeline_schedule;
 typedef struct tsh_pipeline_desc {
     int micro_batches;
@@ -472,7 +483,7 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and
  * tsh_no_grad_end. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
-/* Returns in *loss the mean loss of micro_batches (0: the number in the descriptor) by forwards
- * alone, on every rank of pp, with .weight also of dp. tsh_train decides whether modules are in
- * training mode. */
+/* Outputs in *loss the mean loss of `micro_batches` micro-batches (0: as many as in the
+ * descriptor), by forwards alone, on every rank of pp, with .weight also of dp. tsh_train decides
+ * whether modules are in training mode. */
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);

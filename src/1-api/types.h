@@ -130,7 +130,8 @@ typedef struct tsh_gemm {
 typedef struct tsh_ctx tsh_ctx;       /* one rank's library state; used by one thread */
 typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's shard, gradient */
 typedef struct tsh_module tsh_module; /* a layer or a container of layers: a named node of a tree */
-typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
-typedef struct tsh_outer tsh_outer;   /* the outer steps of replicas that seldom communicate */
+typedef struct tsh_optim tsh_optim;   /* an optimiser with its state: moments, step count */
+typedef struct tsh_outer tsh_outer;   /* outer steps (DiLoCo): each replica trains on its own;
+                                       * changes are exchanged at intervals */
 typedef struct tsh_cache tsh_cache;   /* cached keys and values of a model's attention layers */
 typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are split into stages over pp */

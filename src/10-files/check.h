@@ -36,12 +36,12 @@ typedef struct tshi_replica {
 typedef struct tshi_replicas {
     tshi_replica *each; /* the tensors, shape (count); NULL: they are only counted */
     int count;          /* number of tensors counted or listed so far */
-    int tied;           /* 1: only parameters tied across pipeline stages; 0: all of this stage */
+    int tied;           /* 1: lists parameters tied across pipeline stages; 0: all of this stage */
 } tshi_replicas;
 
 /* Counts the tensor t, which is param or one of its moments; if all->each is not NULL, also lists
- * it. A t that is NULL or has no values is left out if holds is NULL; else it is counted, too,
- * since all ranks of pp need the same list. what, holds: see tshi_replica. */
+ * it. Leaves out a t that is NULL or has no values, unless holds is given: all ranks of pp need the
+ * same list. what, holds: see tshi_replica. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -68,8 +68,8 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
-/* Lists a parameter, its moments in every optimiser that updates it, averages of it, and its outer
- * weights. holds: see tshi_replica. */
+/* Lists a parameter, its moments in every optimiser that updates it, its averages, and what a
+ * tsh_outer keeps of it. holds: see tshi_replica. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     static const char *const what[TSH_MAX_MOMENTS] = {
@@ -87,7 +87,7 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
             if (ema->each[i].param == param)
                 tshi_check_list(all, param, ema->each[i].average, "the average of ", holds);
     for (int i = first; i < all->count && all->each && param->ctx->outers; i++)
-        all->each[i].over_dp = 0; /* replicas that train apart */
+        all->each[i].over_dp = 0; /* with tsh_outer, replicas differ between its exchanges */
     for (const tsh_outer *outer = param->ctx->outers; outer; outer = outer->older)
         for (int i = 0; i < outer->count; i++) {
             if (outer->each[i].param != param) continue;

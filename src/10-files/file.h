@@ -310,7 +310,7 @@ static void tshi_file_system_error(tsh_writer *w, const char *what) {
     tshi_file_fail(w, "%s: %s", what, errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Closes the file. Removes it if it is still a temporary one. */
+/* Closes the writer's file. Removes it if it still has its temporary name. */
 static void tshi_file_close(tsh_writer *w) {
     errno = 0;
     if (w->file && fclose(w->file) != 0) tshi_file_system_error(w, "cannot be written");
@@ -358,7 +358,7 @@ static void tshi_file_open_new(tsh_writer *w) {
     char other[sizeof w->temporary]; /* scratch for tshi_file_follow and tshi_file_sweep */
     char path[sizeof w->target];
     uint64_t salt[4], host = 0; /* salt: hashed into the name, to make it unlikely to be taken */
-    int made = 0;               /* 1: the file is created, or cannot be */
+    int made = 0;               /* 1: no other name is to be tried */
     if (w->error.code != TSH_OK) return;
     strcpy(path, w->target);
     if (!tshi_file_follow(path, w->target, other, sizeof w->target)) {
@@ -388,8 +388,8 @@ static void tshi_file_open_new(tsh_writer *w) {
     tshi_file_system_error(w, "cannot be written");
 }
 
-/* Returns 1 if the process may have a file of so many bytes. Else returns 0 and sets w->error: a
- * write beyond the limit would end the process (SIGXFSZ). */
+/* Returns 1 if the process may write a file of so many bytes (RLIMIT_FSIZE). Else returns 0 and
+ * sets w->error: a write beyond the limit would end the process (SIGXFSZ). */
 static int tshi_file_fits(tsh_writer *w, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;

@@ -23,8 +23,8 @@ static int64_t tshi_io_dtype_size(const char *name) {
     return type >= 0 ? tshi_io_types[type].size : 0;
 }
 
-/* Parses a tensor's object into entry: {"dtype": .., "shape": .., "data_offsets": ..}, each key
- * once, in any order. */
+/* Parses the JSON object of a tensor into entry: {"dtype": .., "shape": .., "data_offsets": ..},
+ * each key once, in any order. */
 static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     int64_t offset[2] = {0, 0};

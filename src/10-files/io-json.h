@@ -74,8 +74,8 @@ static char *tshi_io_unicode(tshi_io *io, char *out) {
 /* Parses a string and returns it, decoded in place and ended by a NUL; "" after an error. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
-    const char *found, *wrong = NULL; /* found: the escape's letter; wrong: an error text */
-    char *start, *out;                /* begin of the decoded string; its end so far */
+    const char *found, *wrong = NULL; /* found: where `escape` has the letter; wrong: error */
+    char *start, *out;                /* beginning of the decoded string; its end so far */
     int n;                            /* bytes of the next character */
     if (!tshi_io_skip_char(io, '"')) wrong = "there is no string";
     for (start = out = io->at; !wrong && *io->at != '"';) {

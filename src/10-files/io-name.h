@@ -21,14 +21,14 @@ static int tshi_io_by_name(const void *a, const void *b) {
 static int tshi_io_ignored(const tshi_io *io, const char *name) {
     const char *const *pattern = io->ignore;
     if (!pattern || strlen(name) >= TSHI_IO_NAME)
-        return 0; /* no pattern is tried on longer names */
+        return 0; /* no pattern is tried on a name that is too long */
     while (*pattern && !tshi_glob_match(*pattern, name)) pattern++;
     return *pattern != NULL;
 }
 
-/* Returns what the pair makes of a name: the name itself if pair->from does not match it. back 1:
- * undoes the pair, which makes pair->from of what matches pair->to. Sets an error if it makes no
- * name. */
+/* Returns what one pair of .rename makes of a name: the name itself if pair->from does not match
+ * it. back 1: undoes the pair, which makes pair->from of what matches pair->to. Sets an error if
+ * the pair matches, but the new name would not be valid. */
 static const char *tshi_io_rename_by(tshi_io *io, const tsh_rename *pair, const char *name,
                                      int back) {
     const char *from = back ? pair->to : pair->from, *to = back ? pair->from : pair->to;

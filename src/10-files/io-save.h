@@ -31,7 +31,7 @@ static const char *tshi_io_escape(char c, char out[8]) {
     return out;
 }
 
-/* Appends "words": to the text, where the words are prefix + name. */
+/* Appends a JSON key and its colon to the text: "<prefix><name>": */
 static void tshi_io_put_key(tshi_io_text *text, const char *prefix, const char *name) {
     char one[8]; /* one character, escaped */
     tshi_io_put(text, "\"%s", prefix);
@@ -39,7 +39,7 @@ static void tshi_io_put_key(tshi_io_text *text, const char *prefix, const char *
     tshi_io_put(text, "\":");
 }
 
-/* Appends ,"key": to the text, where the key is prefix + name. */
+/* Appends a comma, a JSON key and its colon to the text: ,"<prefix><name>": */
 static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
     tshi_io_put(text, ",");
     tshi_io_put_key(text, prefix, name);
@@ -61,7 +61,8 @@ static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
                : t->dim[d];
 }
 
-/* Appends the counters, and which optimiser those of moments are of, to the text. */
+/* Appends the counters of the random generators and the optimiser (io->count) to the metadata, and
+ * the kind of that optimiser. */
 static void tshi_io_put_counts(const tshi_io *io, tshi_io_text *text) {
     char kind[TSHI_TEXT_SIZE], one[8];
     int i;
@@ -70,7 +71,7 @@ static void tshi_io_put_counts(const tshi_io *io, tshi_io_text *text) {
         if (i == io->generators && io->optim) {
             tshi_io_put(text, ",\"tshard.optim\":\"");
             for (const char *s = tshi_optim_kind(io->optim, kind); *s; s++)
-                tshi_io_put(text, "%s", tshi_io_escape(*s, one)); /* names may be the caller's */
+                tshi_io_put(text, "%s", tshi_io_escape(*s, one)); /* may hold a user's names */
             tshi_io_put(text, "\"");
         }
         if (count->optional && !*count->value) continue;
@@ -130,7 +131,7 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
-/* Makes an error of io->writer an error of the ctx. Returns 1 if there is none. */
+/* Makes an error of io->writer an error of the ctx. Returns 1 if the writer has none. */
 static int tshi_io_written(const tshi_io *io) {
     const tsh_error *error = &io->writer.error;
     if (error->code != TSH_OK)
@@ -145,7 +146,7 @@ static void tshi_io_write(tshi_io *io, const void *data, size_t bytes) {
     (void)tshi_io_written(io);
 }
 
-/* Returns the number that up to 8 bytes at `at` are in little-endian order. */
+/* Returns the number that the `bytes` bytes at `at`, at most 8, are in little-endian order. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
@@ -170,7 +171,7 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_block *block;
     const char *kind; /* what is at the path, if it is not a regular file */
     unsigned char length[8];
-    int64_t bytes; /* of values */
+    int64_t bytes; /* size in bytes of all values in the file */
     memset(&text, 0, sizeof text);
     bytes = tshi_io_put_header(io, &text);
     if (text.used > TSHI_IO_HEADER)
@@ -215,8 +216,8 @@ static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item)
     return tshi_io_own_dtype(item);
 }
 
-/* Sets and checks the name of an item in the file. Returns 0 and sets an error if tsh_load could
- * not read it. */
+/* Sets and checks the name that a tensor (item) gets in the file. Returns 0 and sets an error if
+ * tsh_load could not read it. */
 static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
     const size_t size = strlen(item->prefix) + strlen(item->path) + 1;
     char *name; /* prefix + path */
@@ -231,7 +232,7 @@ static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
            (item->moment || item->replica || tshi_io_check_name(io, item->name));
 }
 
-/* Checks that .adapter "" leaves no adapter out that the model computes with. Returns 0 and an
+/* Checks that .adapter "" leaves out no adapter that the model computes with. Returns 0 and sets an
  * error if it does. */
 static TSHI_COLD int tshi_io_check_plain(const tshi_io *io) {
     for (tsh_module *m = io->plain ? io->root : NULL; m; m = tshi_module_next(io->root, m))
@@ -244,12 +245,12 @@ static TSHI_COLD int tshi_io_check_plain(const tshi_io *io) {
     return 1;
 }
 
-/* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
- * Sets an error if something is wrong. */
+/* Lists and hashes the tensors to save (io->item), checks their names, and allocates what the
+ * collectives need. Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    /* 1 + elements of the largest moment held in chunks (.zero), or tensor of another replica; 0:
-     * none */
+    /* 1 + elements of the largest tensor that needs io->whole_block: a moment held in chunks
+     * (.zero), or a tensor of another replica; 0: none */
     int64_t whole = 0;
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
@@ -279,14 +280,15 @@ static void tshi_io_prepare(tshi_io *io) {
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
-/* Collective over dp: gathers the counters of steps of all replicas of a tsh_outer. */
+/* Collective over dp: gathers the optimiser's counters of steps of all replicas of a tsh_outer in
+ * io->each_steps. */
 static void tshi_io_gather_steps(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int n = io->optim->count + 2;
     int64_t *mine = io->each_steps + (int64_t)ctx->dp.rank * n;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS,
                                        (size_t)io->replicas * sizeof(int64_t));
-    int64_t *counts; /* shape (replicas): number of counters of each */
+    int64_t *counts; /* shape (replicas): how many counters each replica sends */
     if (!block) {
         tshi_error_report(ctx); /* makes the other ranks leave the all-gather */
         return;
@@ -299,9 +301,9 @@ static void tshi_io_gather_steps(const tshi_io *io) {
     tshi_mem_release(ctx, block);
 }
 
-/* Combines what pipeline stages know by one all-reduce (MAX) over pp: which moments exist, the
- * dtype in which each item is written, and the counters of steps and dropout calls, which are 0 on
- * stages that do not hold the parameter or module. */
+/* Combines what pipeline stages know, by one all-reduce (MAX) over pp: which moments exist, the
+ * dtype in which each tensor is written, and the counters of steps and dropout calls, which are 0
+ * on stages that do not hold the parameter or module. */
 static void tshi_io_merge_stages(tshi_io *io) {
     int64_t *const dtypes = io->known, *const counts = dtypes + io->items;
     int i;
@@ -316,10 +318,10 @@ static void tshi_io_merge_stages(tshi_io *io) {
         if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
 
-/* Counts the bytes of all items, and cuts them into files: each takes items in order while they fit
- * in io->shard_bytes, at least one. */
+/* Counts the bytes of all tensors to save, and assigns them to files: each file takes tensors in
+ * order while they fit in io->shard_bytes, at least one. */
 static void tshi_io_cut(tshi_io *io) {
-    int64_t n, full = 0; /* bytes of an item; of the file so far */
+    int64_t n, full = 0; /* n: bytes of an item; full: bytes of the current file so far */
     int i;
     for (i = 0; i < io->items; i++) {
         tshi_io_item *item = &io->item[i];
@@ -334,7 +336,7 @@ static void tshi_io_cut(tshi_io *io) {
         tshi_io_hash(io, &item->file, sizeof item->file);
         tshi_io_hash(io, &item->shard, sizeof item->shard);
     }
-    io->shards = io->shard_bytes ? io->shards + !io->shards : 0; /* at least one in a folder */
+    io->shards = io->shard_bytes ? io->shards + !io->shards : 0; /* a folder has one or more */
 }
 
 /* -- a folder: several files and their index ----------------------------------- */
@@ -405,7 +407,7 @@ static void tshi_io_put_index(const tshi_io *io, const tshi_io_pair *pair, size_
 
 /* Writes the index. Called on the rank that writes files, once they are all complete. */
 static void tshi_io_write_index(tshi_io *io) {
-    tshi_io_text text; /* measured first */
+    tshi_io_text text; /* the text of the index, measured first */
     char(*names)[48] = (char(*)[48])tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                          (size_t)io->shards * sizeof *names);
     tshi_io_pair *pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
@@ -438,7 +440,8 @@ static void tshi_io_write_index(tshi_io *io) {
 /* On the writing rank, after an error: removes the files that were written to the folder, the last
  * one first. Needs no memory. */
 static void tshi_io_remove_shards(tshi_io *io) {
-    char name[48], path[sizeof io->writer.target + sizeof name]; /* no longer one was written */
+    /* path is long enough: no file was written whose path is longer */
+    char name[48], path[sizeof io->writer.target + sizeof name];
     for (; io->shards && io->done > 0; io->done--) {
         const char *file = io->done > io->shards ? tshi_io_index
                                                  : tshi_io_shard_name(io, io->done - 1, name);
@@ -584,7 +587,7 @@ static tsh_result tshi_io_fetch(const tshi_io *io, const tshi_io_item *item, con
  * chunk (.zero) is gathered over dp first; what another replica has is sent to the first one. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
-    tsh_tensor whole; /* the moment that was gathered, or the tensor that was sent */
+    tsh_tensor whole; /* the gathered moment, or what another replica has sent */
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
         whole.block = io->whole_block;
@@ -615,7 +618,7 @@ static void tshi_io_finish(tshi_io *io) {
     if (tshi_io_written(io)) io->done++;
 }
 
-/* Writes all items, file after file, and the index if there are several files. After a failed
+/* Writes all tensors, file after file, and the index if there are several files. After a failed
  * write, the other ranks' shards are still received. */
 static void tshi_io_write_items(tshi_io *io) {
     const int writer = tshi_io_is_writer(io->ctx);
@@ -659,7 +662,7 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     }
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
-    if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */
+    if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: writes values */
         tshi_io_write_items(&io);
         if (tshi_io_agree(&io) != TSH_OK) tshi_io_remove_shards(&io);
     }

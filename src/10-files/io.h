@@ -52,7 +52,7 @@ typedef struct tshi_io_source {
     const char *file;      /* the file's path as the index has it; NULL: there is no index */
     int64_t data;          /* byte position of its first value; 0: its header was not read yet */
     uint64_t stamp;        /* hash of the file's inode, size and time, see tshi_load_stamp */
-    int64_t changed;       /* when the file or its status changed; 0: see tshi_load_stamp */
+    int64_t changed;       /* the file's ctime in s; 0: unknown or recent (tshi_load_stamp) */
     tshi_io_entry *entry;  /* the file's tensors, sorted by name */
     tshi_io_pair *pair;    /* the file's metadata, sorted by key */
     size_t entries, pairs; /* number of tensors in `entry`; number of keys in `pair` */
@@ -64,7 +64,7 @@ typedef struct tshi_io_count {
     const char *prefix, *name; /* the key in the metadata is prefix + name */
     uint64_t *value, read;     /* the model's counter; the value read from the file */
     int optional;              /* 1: a counter of 0 is not saved, and one that a file lacks is 0 */
-    int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
+    int staged;                /* 1: the counter is 0 on stages without its module or parameter */
 } tshi_io_count;
 
 /* A tensor of the model: a parameter, or a moment or an average of one. */
@@ -82,7 +82,7 @@ typedef struct tshi_io_item {
     tsh_dtype dtype;            /* the tensor's dtype in the model */
     tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
                                  * no stage has values, so it is not written */
-    const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
+    const tshi_io_entry *entry; /* loading: the files' tensor of this name; NULL: none */
     const char *of; /* the name of the adapter whose A or B it is; NULL: another parameter */
     int replica;    /* saving: the replica whose values these are, of a tsh_outer; else 0 */
 } tshi_io_item;
@@ -96,7 +96,7 @@ typedef struct tshi_io {
     const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
     const char *adapter;    /* the name of the adapters that are saved or loaded, alone; NULL: all
                              * parameters are */
-    int plain;              /* 1: without any adapter's A and B */
+    int plain;              /* 1: A and B of all adapters are left out */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
     tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
     /* loading, strict 1: a dtype other than the model's is an error; strict_names 1: so are tensors
@@ -123,8 +123,8 @@ typedef struct tshi_io {
     char *buffer;
     /* The fields from here to `hashes` are for saving. */
     int64_t shard_bytes; /* most bytes of tensors in a file of a folder; 0: one file, at the path */
-    /* shards: number of files, 0 if shard_bytes is; shard: which of them is being written, from 0
-     * on; done: how many are complete, and the index */
+    /* shards: number of files, 0 if shard_bytes is 0; shard: which of them is being written, from 0
+     * on; done: how many files are complete, the index included */
     int shards, shard, done;
     int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
     /* replicas: number of replicas of a tsh_outer whose state is saved; 0: the optimiser has none.
@@ -145,19 +145,19 @@ typedef struct tshi_io {
     tshi_io_pair *map;          /* shape (maps): the index's names of tensors and their files */
     size_t maps;                /* number of tensors in the index */
     tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
-    int64_t *share;       /* .broadcast: what rank 0 knows of the files, see tshi_load_share */
+    int64_t *share;       /* .broadcast: what rank 0 broadcasts of the files (tshi_load_share) */
     int32_t *peer, *holds;
     const tsh_file_desc *cache; /* .broadcast: has .cache and .hasher; NULL: nothing is kept */
     int cached;                 /* 1: rank 0 has a cache, so it sends hashes first; 2: and this rank
                                  * has logged that it cannot keep a shard */
-    void *state;                /* of the hasher */
-    /* cache_path: see tshi_load_cache_path; cache_part: the path of a shard's file until it is
-     * complete; cache_size: bytes of each */
+    void *state;                /* the user's hasher's state (tsh_hasher) */
+    /* cache_path: buffer for the path of a file in the cache; cache_part: the path of a shard's
+     * file until it is complete; cache_size: bytes of each */
     char *cache_path, *cache_part;
     size_t cache_size;
     unsigned char *digest;      /* shape (tp, items, TSHI_IO_DIGEST): hashes of the ranks' shards */
-    /* shape (3 + world, items): 1: this rank has kept its shard; so have all ranks of tp; of dp;
-     * each rank of the world */
+    /* shape (3 + world, items); 1: the tensor's shard is kept, in row 0 by this rank, in row 1 by
+     * all ranks of tp, in row 2 by all of dp, in row 3 + r by rank r of the world */
     int32_t *kept;
     int64_t nonfinite; /* number of tensors with NaN or infinity that this rank reports */
     char *text, *at;   /* text of the header or index being parsed; its next character */
@@ -342,7 +342,8 @@ static const char *tshi_io_name(tshi_io *io, const char *path) {
 }
 
 /* Appends a parameter (moment NULL), or a moment or average of one, to io->item and returns the
- * item. form: NULL: the parameter; else it is copied. */
+ * item. form: tensor with the item's shape and layout, which is copied; NULL: the parameter has
+ * them. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
                                  tsh_tensor **moment, const tsh_tensor *form, tsh_dtype dtype) {
     tsh_tensor *copy = form && form != param
@@ -373,12 +374,14 @@ static void tshi_io_list_params(tshi_io *io) {
     }
 }
 
-/* Returns the name that PEFT gives A or B of an adapter, whose module is m: "lora_A" and "lora_B"
- * are children of the layer or, if the layer holds several of a file, of one with a part's name.
- * Returns "" and sets an error if there is no memory. */
+/* Returns the name that PEFT gives A or B of an adapter, whose module is m: "<path of the
+ * layer>.lora_A.weight", or lora_B. Where the layer is several layers of the file in one (q, k and
+ * v), of which the adapter has a part, the layer's own name is replaced by the part's. Returns ""
+ * and sets an error if there is no memory. */
 static const char *tshi_io_adapter_name(tshi_io *io, const tsh_module *m) {
-    const tsh_module *of = m->parent->parent;  /* the layer, or the part */
-    const tsh_module *above = of->adapters ? NULL : of->parent->parent; /* above a part's layer */
+    const tsh_module *of = m->parent->parent;  /* the layer, or a part of it */
+    /* parent of the layer to which the part belongs; NULL: `of` is the layer */
+    const tsh_module *above = of->adapters ? NULL : of->parent->parent;
     const char *path = above ? above->path : of->path;
     const size_t size = strlen(path) + strlen(of->name) + 32;
     char *name = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
@@ -465,7 +468,7 @@ static void tshi_io_list_outer(tshi_io *io, tsh_outer *outer, const tshi_io_coun
                                                       : &each->change,
                                              &form, TSH_REAL);
             item->steps = &steps[i];
-            item->optional = 1; /* but see tshi_load_check_outer */
+            item->optional = 1; /* until tshi_load_check_outer */
         }
 }
 
@@ -480,11 +483,11 @@ static const char *tshi_io_replica_prefix(tshi_io *io, const char *before, int r
     return text;
 }
 
-/* Saving: appends the parameters, the moments and the counters of the other replicas of a
- * tsh_outer, whose first one has those that are listed already, from io->item[0] on and from
- * io->count[io->generators] on. items, counts: how many these are. */
+/* Saving: appends the parameters, moments and counters of replicas 1, 2, ... of a tsh_outer. Those
+ * of replica 0 are listed already: the first `items` of io->item, and `counts` of io->count from
+ * io->count[io->generators] on. */
 static void tshi_io_list_replicas(tshi_io *io, int items, int counts) {
-    const size_t skipped = strlen("optim."); /* of the name of a moment */
+    const size_t skipped = strlen("optim."); /* not repeated in a replica's prefix */
     for (int r = 1; r < io->replicas; r++) {
         const char *steps = tshi_io_replica_prefix(io, "tshard.replica.", r, "optim.steps.");
         const char *total = tshi_io_replica_prefix(io, "tshard.replica.", r, "optim.");
@@ -508,8 +511,8 @@ static void tshi_io_list_replicas(tshi_io *io, int items, int counts) {
     }
 }
 
-/* Fills io->item and io->count in the order of the file. Returns 0 and sets an error if there is no
- * memory. */
+/* Lists the tensors and counters to save or load in io->item and io->count, in the order of the
+ * file. Returns 0 and sets an error if there is no memory. */
 static int tshi_io_list(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const tsh_optim *optim = io->optim;
@@ -560,7 +563,7 @@ static int tshi_io_list(tshi_io *io) {
     if (io->replicas > 1) tshi_io_list_replicas(io, io->items, updated + 2);
     if (optim && optim->outer) tshi_io_list_outer(io, optim->outer, &io->count[first]);
     if (io->ema) tshi_io_list_averages(io, io->ema);
-    return ctx->error.code == TSH_OK; /* an error: there was no memory for a name */
+    return ctx->error.code == TSH_OK; /* an error: no memory for a name */
 }
 
 /* Returns 1 if the item is a bf16 parameter of which an optimiser keeps the exact float weights

@@ -73,7 +73,9 @@ static int tshi_load_hash_is(const tshi_io *io, const unsigned char *digest) {
 
 /* -- rank 0: hashes of all shards ------------------------------------------- */
 
-/* Returns a number that depends on all that the hashes of a load do; 0: rank 0 cannot tell. */
+/* Returns the number in the name of rank 0's file of hashes, which depends on all that the hashes
+ * depend on (model, layouts, files). 0: the files' versions are not known, so no hashes are
+ * reused. */
 static uint64_t tshi_load_cache_key(const tshi_io *io) {
     const tshi_deal *deal = &io->ctx->deal;
     uint64_t key = tshi_rng_hash(io->hash, &deal->ranks, sizeof deal->ranks);
@@ -104,14 +106,16 @@ static uint64_t tshi_load_cache_key(const tshi_io *io) {
     return key;
 }
 
-/* Opens the file of all hashes. Returns NULL if that fails. */
+/* Opens rank 0's file of the hashes of all shards. mode: as for fopen. Returns NULL if that
+ * fails. */
 static FILE *tshi_load_hashes_open(const tshi_io *io, uint64_t key, const char *mode) {
     char name[40];
     (void)snprintf(name, sizeof name, "hashes-%016llx", (unsigned long long)key);
     return fopen(tshi_load_cache_path(io, name, NULL), mode);
 }
 
-/* Returns the size of io->digest, and sets `end` to its hash, with which the file ends. */
+/* Returns the size in bytes of io->digest, and sets `end` to a hash of it, with which the file of
+ * hashes ends. */
 static size_t tshi_load_hashes_end(const tshi_io *io, unsigned char *end) {
     const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
     io->cache->hasher->begin(io->state);
@@ -120,7 +124,8 @@ static size_t tshi_load_hashes_end(const tshi_io *io, unsigned char *end) {
     return size;
 }
 
-/* Reads io->digest from the file of an earlier load. Returns 1 if that file is whole. */
+/* Reads io->digest from the file of hashes that an earlier load has written. Returns 1 if that file
+ * is whole. */
 static int tshi_load_hashes_read(const tshi_io *io, uint64_t key) {
     const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
     unsigned char end[TSHI_IO_DIGEST], found[TSHI_IO_DIGEST];
@@ -147,7 +152,8 @@ static void tshi_load_hashes_write(const tshi_io *io, uint64_t key) {
     (void)fclose(file);
 }
 
-/* Fills in io->digest, from an earlier load or by reading all shards. */
+/* Fills in io->digest (the hashes of all shards), from the file of an earlier load or by reading
+ * all shards. */
 static void tshi_load_hash_all(tshi_io *io) {
     const uint64_t key = tshi_load_cache_key(io);
     if (key && tshi_load_hashes_read(io, key)) return;
@@ -169,7 +175,8 @@ static void tshi_load_hash_all(tshi_io *io) {
 
 /* -- all ranks: what is kept -------------------------------------------------- */
 
-/* Returns 1 if this rank has kept its shard of item; a file that holds other bytes is removed. */
+/* Returns 1 if this rank's cache has its shard of item. A file of that name with other bytes is
+ * removed. */
 static int tshi_load_has(const tshi_io *io, const tshi_io_item *item) {
     const unsigned char *digest = tshi_load_own_digest(io, item);
     const char *path = tshi_load_cache_path(io, "", digest);
@@ -188,7 +195,8 @@ static int tshi_load_has(const tshi_io *io, const tshi_io_item *item) {
     return same;
 }
 
-/* With rank 0's .cache, collective over the world, tp and dp: sets io->kept; without, to NULL. */
+/* If rank 0 has a .cache: collective over the world, tp and dp; finds out which ranks have kept
+ * which shards (io->kept). If not, only sets io->kept to NULL. */
 static tsh_result tshi_load_ask(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int64_t items = io->items, words = TSHI_IO_DIGEST / 4 * ctx->tp.size * items;
@@ -211,14 +219,15 @@ static tsh_result tshi_load_ask(tshi_io *io) {
     return tshi_error_comm(ctx, result, io->op);
 }
 
-/* Returns 1 if a rank of the world has kept its shard of the item of this index. */
+/* Returns 1 if rank `rank` of the world has kept its shard of io->item[index]. */
 static int tshi_load_kept_by(const tshi_io *io, int rank, int64_t index) {
     return io->kept && io->kept[(3 + (int64_t)rank) * io->items + index];
 }
 
 /* -- a shard on its way --------------------------------------------------------- */
 
-/* The file of a shard that is loaded: it is read, or written; file NULL: there is none. */
+/* The cache's file for a shard that is being loaded. writes 1: the shard is written to it; 0: the
+ * shard is read from it. file NULL: there is none. */
 typedef struct tshi_keeping {
     tshi_io *io;
     const tshi_io_item *item;
@@ -226,7 +235,7 @@ typedef struct tshi_keeping {
     int writes;
 } tshi_keeping;
 
-/* Logs that a shard cannot be kept, and why, once a load. */
+/* Logs that a shard cannot be kept in the cache, and why; only once per load. */
 static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep, const char *why) {
     tshi_io *io = keep->io;
     if (io->cached < 2)
@@ -238,7 +247,7 @@ static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep, const char *why
     io->cached = 2;
 }
 
-/* Fails because a file that tshi_load_has has read cannot be read again. */
+/* Sets an error: a file of the cache that tshi_load_has has read cannot be read again. */
 static TSHI_COLD void tshi_load_lost(const tshi_keeping *keep) {
     (void)tsh_fail(keep->io->ctx, TSH_ERR_IO,
                    "%s: rank %d cannot read the shard of \"%s%.96s\" again that it has kept in "
@@ -247,8 +256,9 @@ static TSHI_COLD void tshi_load_lost(const tshi_keeping *keep) {
                    keep->io->cache->cache);
 }
 
-/* Fails because a shard is not the one whose hash rank 0 has sent: the model's files have changed
- * and kept their sizes and times (or .stamp), and what ranks have kept is of the files before. */
+/* Sets an error: a shard does not have the hash that rank 0 has sent. The model's files have
+ * changed but kept their sizes and times (or .stamp), so rank 0's hashes are those of the old
+ * files. */
 static TSHI_COLD void tshi_load_differs(const tshi_keeping *keep) {
     (void)tsh_fail(keep->io->ctx, TSH_ERR_IO,
                    "%s: rank 0 has sent rank %d a shard of \"%s%.96s\" that does not have the hash "
@@ -257,7 +267,8 @@ static TSHI_COLD void tshi_load_differs(const tshi_keeping *keep) {
                    keep->io->op, keep->io->ctx->world.rank, keep->item->prefix, keep->item->path);
 }
 
-/* Opens the file of this rank's shard of item, if there is a cache. keeps 0: none is written. */
+/* Opens the cache's file for this rank's shard of item, if there is a cache. keeps 0: opens no file
+ * for writing. */
 static tshi_keeping tshi_load_keep_begin(tshi_io *io, const tshi_io_item *item, int keeps) {
     tshi_keeping keep = {io, item, NULL, 0};
     if (!io->kept || !io->cache || io->ctx->world.rank == 0) return keep;
@@ -274,7 +285,7 @@ static tshi_keeping tshi_load_keep_begin(tshi_io *io, const tshi_io_item *item, 
     return keep;
 }
 
-/* Reads the next n elements of a shard that was kept; does nothing if it was not. */
+/* Reads the next n elements of a shard that an earlier load has kept; does nothing if none has. */
 static void tshi_load_keep_read(tshi_keeping *keep, int64_t n, char *bytes) {
     const size_t size = tshi_dtype_bytes(keep->item->file, n);
     if (!keep->file || keep->writes) return;
@@ -293,7 +304,8 @@ static void tshi_load_keep_write(tshi_keeping *keep, int64_t n, const char *byte
     keep->file = NULL;
 }
 
-/* Closes the file. One that was written gets its name if it is complete, and is removed if not. */
+/* Closes the shard's file. One that was written gets its final name if the shard is complete, and
+ * is removed if not. */
 static void tshi_load_keep_end(tshi_keeping *keep, int complete) {
     const tshi_io *io = keep->io;
     const unsigned char *digest;

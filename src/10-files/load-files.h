@@ -69,7 +69,7 @@ static int tshi_load_read_error(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s", tshi_io_form(io), what);
 }
 
-/* Other file formats: their first bytes and a description for the error. */
+/* Other file formats: the first bytes of such a file, and a description for the error. */
 static const tshi_io_pair tshi_load_forms[] = {
     {"{", "JSON text, such as the index of a sharded checkpoint, whose name must end with .json"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
@@ -102,9 +102,9 @@ static int tshi_load_foreign(tshi_io *io) {
 
 /* Returns a hash that identifies the open file and its version: of inode, size and time of the last
  * change; 0: unknown. If it changes while the file is read, another program has written to the file
- * in place, which tsh_save never does. Where times count whole seconds, it may miss that. Sets
- * *changed to a time in seconds that no later change leaves as it is, not even one that sets the
- * file's time back; 0: unknown, or the file has changed in the last two seconds. */
+ * in place, which tsh_save never does. Where times count whole seconds, such a write may go
+ * unnoticed. Sets *changed to the file's ctime in seconds, which every later change moves, even one
+ * that sets the file's mtime back; 0: unknown, or the file has changed in the last two seconds. */
 static uint64_t tshi_load_stamp(const tshi_io *io, int64_t *changed) {
     *changed = 0;
 #if TSHI_POSIX
@@ -136,10 +136,10 @@ static int tshi_load_leave(tshi_io *io) {
     return same || tshi_io_fail(io, TSH_ERR_IO, "was written to while it was read; load it again");
 }
 
-/* Opens the file of `source`, unless it is open, and closes the one before: a model may have more
- * files than a process may open. The stream is unbuffered: a buffer would read more than is asked
- * for. Returns 0 and sets an error if the file cannot be opened, or is no longer the one whose
- * header was read. */
+/* Opens the file of `source`, unless it is open already, and closes the one that was open: a model
+ * may have more files than a process may open. The stream is unbuffered: a buffer would read more
+ * than is asked for. Returns 0 and sets an error if the file cannot be opened, or is no longer the
+ * one whose header was read. */
 static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     const char *kind;
     uint64_t stamp;
@@ -329,7 +329,7 @@ static void tshi_load_index(tshi_io *io, const char *path) {
     memset(&index, 0, sizeof index);
     index.path = path;
     if (!path) return;
-    io->index = 1; /* 1: errors speak of an index */
+    io->index = 1; /* errors now speak of an index */
     if (tshi_load_use(io, &index))
         (void)tshi_load_take_index(io, slash ? (size_t)(slash - path) + 1 : 0);
     io->index = 0;
@@ -360,7 +360,7 @@ static int tshi_load_list(tshi_io *io) {
         if (!pass && !tshi_load_sources(io, (size_t)n)) return 1;
         count = n;
     }
-    if (io->ctx->error.code == TSH_OK) /* else some paths are NULL, for want of memory */
+    if (io->ctx->error.code == TSH_OK) /* else some paths may be NULL: no memory */
         qsort(io->source, (size_t)io->sources, sizeof *io->source, tshi_io_by_name);
     return 1;
 #else
@@ -407,8 +407,8 @@ static void tshi_load_find_files(tshi_io *io) {
 /* -- collecting the tensors of all files --------------------------------------- */
 
 /* Checks that each file holds exactly the tensors that the index lists for it, apart from those of
- * .ignore. Returns 0 and sets an error if not. Sets .text to NULL in the entries of io->map that it
- * has found. */
+ * .ignore. Returns 0 and sets an error if not. Sets .text of each io->map entry that was found to
+ * NULL. */
 static int tshi_load_check_index(tshi_io *io) {
     char quote[TSHI_IO_QUOTE], other[TSHI_IO_QUOTE];
     size_t i, e;

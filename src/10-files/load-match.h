@@ -10,7 +10,7 @@
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
-    const char *wanted = key; /* a struct, for tshi_io_by_name: it begins with a name */
+    const char *wanted = key; /* &wanted: a struct that begins with a name */
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
@@ -38,8 +38,8 @@ static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
                         count->name);
 }
 
-/* Returns the replica of the files whose state this rank takes: its own or, if the files have fewer
- * replicas, that of the one which its own number leaves as a remainder. 0 without a tsh_outer. */
+/* Returns the number of the replica in the files whose state this rank loads: dp.rank modulo the
+ * number of replicas in the files; 0 without a tsh_outer. */
 static int tshi_load_replica(const tshi_io *io) {
     const char *text = io->optim && io->optim->outer
                            ? tshi_load_metadata(io, "tshard.outer.", "replicas")
@@ -49,8 +49,8 @@ static int tshi_load_replica(const tshi_io *io) {
     return replicas ? io->ctx->dp.rank % (int)replicas : 0;
 }
 
-/* Replaces the counters of the optimiser by those of this rank's replica. Returns 0 and sets an
- * error if the files lack one. */
+/* Replaces the optimiser's counters that were read, those of replica 0, by those of this rank's
+ * replica. Returns 0 and sets an error if the files lack one. */
 static int tshi_load_replica_counts(const tshi_io *io) {
     const int replica = tshi_load_replica(io);
     char prefix[96];
@@ -65,15 +65,15 @@ static int tshi_load_replica_counts(const tshi_io *io) {
     return 1;
 }
 
-/* Returns 1 if a tsh_outer can go on with the counters read, which may be those of a file without
- * one: it then begins anew. Else 0 and an error. With .delay, what is on its way must be due at the
- * same steps as before. */
+/* Returns 1 if there is no tsh_outer, or if it can go on with the counters read; with a file that
+ * has none of a tsh_outer, it begins anew. Returns 0 and sets an error if changes were on their way
+ * (.delay) and would be due at other steps than before. */
 static int tshi_load_check_outer(tshi_io *io) {
     const tsh_outer *outer = io->optim ? io->optim->outer : NULL;
     const tshi_io_count *count = io->count;
     if (!outer) return 1;
     while (count->value != (const uint64_t *)(const void *)&outer->saved[0]) count++;
-    for (int i = 0; i < io->items; i++) /* of a file without a tsh_outer, all remain optional */
+    for (int i = 0; i < io->items; i++) /* a file with a tsh_outer must have these */
         if (io->item[i].prefix == tshi_io_moments[TSHI_IO_OUTER_WEIGHT] ||
             io->item[i].prefix == tshi_io_moments[TSHI_IO_OUTER_MOMENT])
             io->item[i].optional = !count[0].read;
@@ -112,9 +112,10 @@ static int tshi_load_counts(tshi_io *io) {
     return tshi_load_replica_counts(io) && tshi_load_check_outer(io);
 }
 
-/* Returns 1 if the files must hold this tensor of the model: a parameter, unless it is A or B of
- * adapters of which the files have none, as those of a base model; or a moment of a parameter that
- * was updated, unless the optimiser may have been saved without momentum. */
+/* Returns 1 if the files must hold this tensor of the model. That is so for a parameter, unless it
+ * is A or B of an adapter of which the files have nothing, as those of a base model; and for a
+ * moment of a parameter that was updated, unless the optimiser may have been saved without
+ * momentum. */
 static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     int i = 0;
     if (item->moment) return !item->optional && item->steps->read > 0;
@@ -226,8 +227,8 @@ static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
     return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
 }
 
-/* Returns the length of "optim.first.", or whichever of tshi_io_moments the name begins with, as
- * "optim.replica.2.first."; else 0. */
+/* Returns the length of the prefix of a moment, as in tshi_io_moments, with which the name begins:
+ * "optim.first.", for example, or "optim.replica.2.first."; 0: there is none. */
 static size_t tshi_load_moment(const char *name) {
     const int i = tshi_io_moment_of(name);
     size_t n = i < 0 ? 0 : strlen(tshi_io_moments[i]);
@@ -291,7 +292,7 @@ static int tshi_load_match_all(tshi_io *io) {
     char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "", own[TSHI_IO_NAME] = "";
     int i, plain, missing = 0; /* missing: number of the model's tensors that the files lack */
     size_t e, more = 0;        /* number of the files' tensors that the model lacks */
-    /* length of a prefix that names in the files have and the model's lack; 0: none */
+    /* prefix: length of a prefix that the files' names have and the model's lack; 0: none */
     size_t prefix = 0, found;
     for (e = 0; e < io->entries && !io->prefixed; e++)
         io->prefixed = tshi_load_under(io, io->entry[e].name, tshi_load_moment(io->entry[e].name));
@@ -326,11 +327,10 @@ static int tshi_load_match_all(tshi_io *io) {
         strange ? "\")" : "", hint);
 }
 
-/* Adds to io->hash, which ranks compare, so that it differs if they read different files. So far it
- * covers the headers; those of tsh_save hold the hash of all values, which is enough. For other
- * files, adds a few bytes from the middle of every tensor, which training has probably changed.
- * (Inode and date would differ for copies.) Returns 0 and sets an error if a file cannot be
- * read. */
+/* Makes io->hash, which ranks compare, differ if they read different files. It covers the headers
+ * already; those of tsh_save hold the hash of all values, which is enough. For other files, adds a
+ * few bytes from the middle of every tensor, which training has probably changed. (Inode and date
+ * would differ for copies.) Returns 0 and sets an error if a file cannot be read. */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -458,7 +458,7 @@ static int tshi_load_match_replica(tshi_io *io) {
                        item->moment ? "" : "weight.");
         own = (const tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *own, prefix,
                                                     point);
-        if (!own) continue; /* what replicas have in common, such as a frozen parameter */
+        if (!own) continue; /* the same for all replicas, such as a frozen parameter */
         item->entry = own;
         if (!tshi_load_check_item(io, item)) return 0;
     }

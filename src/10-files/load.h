@@ -90,13 +90,14 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
 /* With .broadcast: gets n elements of a tensor, which rank 0 of the world has read, to `bytes` on
  * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated tensor,
  * rank 0 of tp does, and broadcasts it over tp. In either case, the first replica then broadcasts
- * over dp. Ranks that have kept the shard have read it to `bytes`, and none is sent to a group all
- * of whose ranks have. */
+ * over dp. Ranks that have kept the shard have read it to `bytes` already; a group (tp or dp) all
+ * of whose ranks have kept it gets nothing. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->form->layout.kind != TSH_SHARDED;
     const int32_t *kept = io->kept ? io->kept + (item - io->item) : NULL;
-    /* 1: this rank has kept the shard; so have all ranks of tp; of dp */
+    /* own: 1: this rank has kept the shard in its .cache; in_tp, in_dp: 1: so have all ranks of tp,
+     * of dp */
     const int own = kept && kept[0], in_tp = kept && kept[io->items];
     const int in_dp = kept && kept[2 * io->items];
     int64_t sent = n;
@@ -112,7 +113,8 @@ static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64
 }
 
 /* Reads or receives this rank's shard of a parameter or moment into t. With .broadcast, t is NULL
- * after an error: messages are received all the same. Returns an error only if a message failed. */
+ * after an error: the messages are still received, so that no rank waits. Returns an error only if
+ * a message failed. */
 static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
@@ -153,7 +155,7 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment && !tshi_layout_equal(&(*item->moment)->layout, &form->layout, form->dim,
                                                 &io->ctx->deal)) {
-            tshi_tensor_release(*item->moment); /* it has an old layout: created anew below */
+            tshi_tensor_release(*item->moment); /* its layout is old: created anew below */
             *item->moment = NULL;
         }
         t = tshi_optim_moment(form, item->moment, item->dtype); /* creates the moment if needed */
@@ -183,7 +185,7 @@ static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
 }
 
 /* Checks the files against the model, then loads them. If ctx already has an error, only calls the
- * first tshi_io_agree, which the other ranks wait in. */
+ * first tshi_io_agree, in which the other ranks wait. */
 static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;

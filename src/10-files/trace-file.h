@@ -49,7 +49,7 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     }
 }
 
-/* Appends text as it stands between the quotes of a JSON string, escaped. */
+/* Appends text to out->message, escaped for use between the quotes of a JSON string. */
 static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
     char one[8]; /* one character, escaped */
     for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, one));

@@ -180,7 +180,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 
 /* TSHI_ALIGN: alignment of blocks in bytes. TSHI_SIZE_CLASSES: number of size classes; blocks of
  * class c have 2^c to 2^(c+1) - 1 times 64 bytes. */
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes: too many for a size_t */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* class 58 is not needed: its blocks would have
+                                                   * 2^64 bytes */
 
 /* Header of a reference-counted block of memory. Its data follows, aligned to 64 bytes because the
  * header is padded to 64. Blocks of the step pool lie side by side in a page. */
@@ -231,14 +232,16 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_RETAIN = 8,    /* backward does not release its values and its gradient */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
-    TSHI_CHUNKED = 64,  /* with .zero: each rank of dp holds a chunk of the gradient or moment */
+    TSHI_CHUNKED = 64,  /* a parameter or moment of an optimiser with .zero: each rank of dp holds a
+                         * chunk of its gradient (parameter) or of its values (moment) */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp (parameters, tsh_average_grad) */
     TSHI_CONSUMED = 256, /* a backward has released the tape's node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
-    TSHI_CACHED = 8192,    /* a weight that makes keys or values: a cache relies on its layout */
+    TSHI_CACHED = 8192,    /* a weight that computes the keys or values in a tsh_cache: its layout
+                            * must stay as it is */
     TSHI_TIED = 16384,     /* a parameter that several modules may share (tsh_tie) */
     TSHI_EMA = 32768,      /* a parameter that a tsh_ema averages */
     TSHI_SWAPPED = 65536,  /* a parameter that has the values of its average (tsh_ema_swap) */
@@ -254,14 +257,15 @@ typedef struct tshi_accumulator {
 
 struct tsh_tensor {
     tsh_ctx *ctx;
-    tsh_tensor *next, *prev; /* neighbours in a list of tshi_handles: owned, step or free ones */
+    tsh_tensor *next, *prev; /* neighbours in its list (tshi_handles): of owned, step or free
+                              * tensors */
     tsh_dtype dtype;
     unsigned flags;  /* bit mask: TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
     /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
      * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
-    tsh_layout layout; /* the layout, with defaults filled in by tshi_layout_resolve */
+    tsh_layout layout; /* layout without defaults, which tshi_layout_resolve has filled in */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* elements from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
@@ -328,7 +332,7 @@ typedef struct tshi_output {
     unsigned partial;  /* bit mask of the inputs whose gradient is a partial sum */
 } tshi_output;
 
-/* What a layout rule gets: an op, its inputs, its options. */
+/* Argument of a layout rule: one call of an op, with its inputs and options. */
 typedef struct tshi_call {
     const tshi_op *op;
     tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
@@ -342,8 +346,9 @@ typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
 
 enum { /* bits of tshi_op.flags */
     /* The op's backward reads both gradient accumulators of its output: gr (in the output's layout)
-     * and gp (partial sums). Before the backward of other ops gp is all-reduced into gr. So it is,
-     * too, if the output is retained, because the user may read the gradient. */
+     * and gp (partial sums). Before the backward of other ops gp is all-reduced into gr. The same
+     * is done before this op's backward if the user retains the output (tsh_retain_grad) and may
+     * thus read its gradient. */
     TSHI_OP_ACCEPTS_PARTIAL = 1,
     TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the user retains the output */
     TSHI_OP_PASSES_PARTIAL = 4    /* backward adds the partial gradient of the output to that of
@@ -392,10 +397,11 @@ struct tshi_node {
 typedef struct tshi_handles {
     tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
     tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
-    int64_t free, ended;         /* numbers of handles: now free; released at the last step end */
+    int64_t free, ended;         /* free: number of free handles; ended: number of handles that the
+                                  * last step end released */
     int64_t count;               /* number of owned tensors */
-    int64_t before;              /* that number at the end of the last step */
-    int growing;                 /* number of steps in a row that have left more of them */
+    int64_t before;              /* value of `count` at the end of the last step */
+    int growing;                 /* number of steps in a row at whose end `count` had grown */
 } tshi_handles;
 
 typedef struct tshi_tape {
@@ -432,7 +438,7 @@ typedef struct tshi_buckets {
 /* A collective over dp that a tsh_outer has started; tsh_close waits for it. */
 typedef struct tshi_outer_request {
     struct tshi_outer_request *next; /* the next one in the ctx's list */
-    tsh_req req;              /* 0: none runs */
+    tsh_req req;              /* request of the collective; 0: none is running */
 } tshi_outer_request;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
@@ -451,15 +457,15 @@ typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_quant_kernel tshi_quant_kernel;
 typedef struct tshi_trace tshi_trace;
 
-/* Bits of ctx->warned: the warnings, each logged once per ctx. */
+/* Bits of ctx->warned, one per warning; each warning is logged once per ctx, when: */
 enum {
     TSHI_WARN_GRADS = 1,  /* backward adds to gradients that were used, but not zeroed */
     TSHI_WARN_STEP = 2,   /* tsh_step_end is not called */
-    TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
+    TSHI_WARN_NONE = 4,   /* an optimiser's step finds no gradients at all */
     TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
     TSHI_WARN_OWNED = 32,  /* each step leaves more owned tensors */
-    TSHI_WARN_TWICE = 64   /* a loss is given probabilities, but computes them itself */
+    TSHI_WARN_TWICE = 64   /* a loss that takes logits is given probabilities */
 };
 
 /* After how many steps two of the warnings are logged. */
@@ -489,17 +495,18 @@ typedef struct tshi_matmul_order {
 
 enum { TSHI_CPU_TEXT = 256 }; /* max length of tsh_cpu_text, with its final 0 */
 
-/* How the ranks of tp share the units of a dimension. */
+/* How the units (tsh_segment) of a sharded dimension are divided among the ranks of tp. */
 typedef struct tshi_deal {
     int ranks;
-    /* [r]: the shares of the ranks before rank r, [ranks]: of all. NULL: torch.chunk's rule */
+    /* before[r]: sum of the shares of the ranks below r; before[ranks]: sum of all shares. NULL:
+     * all shares are equal, so torch.chunk's rule holds */
     const int64_t *before;
 } tshi_deal;
 
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
-    tshi_deal deal;             /* tsh_desc.shares */
-    tsh_dtype wire;             /* tsh_desc.wire */
+    tshi_deal deal;             /* how sharded dimensions are divided over tp (tsh_desc.shares) */
+    tsh_dtype wire;             /* dtype in which activations are sent (tsh_desc.wire); 0: theirs */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
@@ -566,7 +573,7 @@ typedef struct tshi_argument {
 /* One A and one B of an adapter (see >>adapter). A layer that holds several layers of a file, such
  * as q, k and v, has one part for each. */
 typedef struct tshi_adapter_part {
-    tsh_module *a, *b; /* the modules of A and of B, their parameter 0 */
+    tsh_module *a, *b; /* the modules whose parameter 0 is A, and B */
     int64_t length;    /* number of output features */
 } tshi_adapter_part;
 
@@ -575,11 +582,11 @@ typedef struct tshi_adapter tshi_adapter;
 struct tshi_adapter {
     tshi_adapter *next;      /* the next adapter of the layer; NULL: none */
     const char *name;        /* such as "default" */
-    double scale, dropout;   /* scale: s; dropout: probability of a zero */
+    double scale, dropout;   /* s in y = W x + b + s B A dropout(x); its probability */
     tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
     int parts;
-    /* while it is merged into W: an owned tensor with the values that W had before, which
-     * tsh_close releases, too; else NULL */
+    /* while the adapter is merged into W: an owned tensor with the values that W had before, which
+     * tsh_close releases, too; NULL: it is not merged */
     tsh_tensor *kept;
 };
 
@@ -587,8 +594,10 @@ struct tsh_module {
     tsh_ctx *ctx;
     const char *name, *path; /* name: "c_fc"; path: "h.3.mlp.c_fc"; both "" for the root */
     tsh_module *parent, *first, *last, *next; /* parent; first and last child; next sibling */
-    tsh_forward_fn forward; /* of a container: the user's; NULL: the children run one by one */
-    void *user;             /* argument of forward; of attention and MLP: struct of the layer */
+    tsh_forward_fn forward; /* a container's function, given by the user; NULL: runs the children in
+                             * turn */
+    void *user;             /* passed to forward; in attention and MLP layers: the layer's own
+                             * struct */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* parameters of the module; NULL: none */
     const char *param_name[TSHI_MODULE_PARAMS]; /* names in param: "weight", "bias", ... */
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
@@ -596,13 +605,14 @@ struct tsh_module {
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
     tsh_tensor *segments;   /* tsh_set_segments: which positions attention may see; NULL: all */
     uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
-    double number;          /* eps of a norm; p, the probability of a zero, of a dropout */
+    double number;          /* norm layers: eps; dropout layers: p, the probability of a zero */
     int plus_one;           /* rms norm: 1: multiplies by weight + 1, as in Gemma */
     tsh_lookup_desc lookup; /* embedding: its options */
-    const struct tshi_kind *kind; /* what it is: linear, embedding, container, ... */
+    const struct tshi_kind *kind; /* the module's kind: linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
     int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
-    /* linear: its adapters of low rank, newest first; the one that forward adds, NULL: none */
+    /* linear layers: list of the layer's adapters of low rank, newest first; the active one, which
+     * forward adds; NULL: none */
     tshi_adapter *adapters, *adapter;
     /* tshi_adapter_add, set by tsh_lora: programs without it do not contain adapters */
     tsh_tensor *(*adapt)(const tsh_module *module, tsh_tensor *x, tsh_tensor *y,

@@ -31,8 +31,8 @@ typedef struct tshi_dtype {
      * tsh_real, and rounded to the dtype once, after those of all ranks are reduced. */
     const tshi_fold_fn *fold;                      /* fold[op]: reduces by op, a tsh_redop */
     void (*divide)(void *sums, int64_t n, int by); /* for TSH_AVG: sums[i] /= by for n elements */
-    /* Elements of a block if the dtype is quantised, else 1. `load` and `store` of a quantised
-     * dtype accept step 1 only and begin at a block; `store` stores whole blocks. */
+    /* Number of elements in a block if the dtype is quantised, else 1. `load` and `store` of a
+     * quantised dtype accept step 1 only and begin at a block; `store` stores whole blocks. */
     int elements;
 } tshi_dtype;
 
@@ -128,7 +128,7 @@ enum { TSHI_DTYPE_RUN = 32 };
     TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
     TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], min, max))                       \
     TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, FIT_INTEGER(from[i], min, max))
-#define TSHI_DTYPE_ANY(x, min, max)   (x) /* floating dtypes: no clamping */
+#define TSHI_DTYPE_ANY(x, min, max)   (x) /* FIT of floating dtypes: no clamping */
 #define TSHI_DTYPE_CLAMP(x, min, max) tshi_dtype_clamp_real((double)(x), min, max)
 TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
 TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
@@ -261,8 +261,8 @@ TSHI_DTYPE_SHORT(f16)
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
-/* Elements of a quantised block. A block begins with its scale, a little-endian f16; in q4_1 the
- * minimum, another f16, comes next. */
+/* Number of elements in a quantised block. A block begins with its scale, a little-endian f16; in
+ * q4_1 the minimum, another f16, comes next. */
 enum { TSHI_DTYPE_BLOCK = 32 };
 
 static float tshi_dtype_scale(const unsigned char *block) {
@@ -277,8 +277,8 @@ static float tshi_dtype_put_scale(unsigned char *block, float scale) {
     return scale < 0 || scale > 0 || scale != scale ? 1 / scale : 0;
 }
 
-/* Converts 32 values to floats x. Returns the first value of largest magnitude, or NaN if a value
- * is NaN. */
+/* Converts 32 values to floats x. Returns the value of largest magnitude (the first, if several
+ * have it), or NaN if any value is NaN. */
 static float tshi_dtype_extreme(const tsh_real *from, float *x) {
     float extreme = (float)from[0];
     for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {

@@ -23,8 +23,8 @@ static int tshi_env_digits(const char **at, int64_t high, int64_t *value) {
     return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
 }
 
-/* Fills *error with the sentence 'NAME is "value"; it takes ...' on an environment variable.
- * Returns -1. */
+/* Reports that an environment variable has an invalid value: fills *error with the sentence 'NAME
+ * is "value"; it takes ...'. Returns -1. */
 TSH_PRINTF(4, 5)
 static int tshi_env_refuse(const char *name, const char *text, tsh_error *error, const char *takes,
                            ...) {

@@ -49,7 +49,8 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
 TSH_API void tsh_log_stderr(const char *message, void *user) {
     (void)user;
     if (!message) return;
-    (void)fprintf(stderr, "tshard: %s\n", message); /* one call: lines of ranks do not mix */
+    (void)fprintf(stderr, "tshard: %s\n", message); /* one call of fprintf, so that lines of several
+                                                     * ranks do not mix */
 }
 
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) {
@@ -153,8 +154,8 @@ TSH_API tsh_place tsh_set_place(tsh_ctx *ctx, const char *file, int line) {
     return before;
 }
 
-/* tshi_error_null and tshi_error_zero call tsh_fail with their arguments; their values are NULL, as
- * a tensor, and 0. */
+/* Call tsh_fail with their arguments. The value of tshi_error_null is a NULL tensor, that of
+ * tshi_error_zero is 0: for functions that return one of these after an error. */
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 

@@ -58,7 +58,7 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
 
 /* Does what tshi_glob_match does, and appends the texts that wildcards match to captures. */
 static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
-    const char *pe = p, *se = s;                       /* pe, se: where their first names end */
+    const char *pe = p, *se = s;                       /* pe, se: ends of the first names */
     while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
     while (*se && *se != '.') se++;                    /* end of the path's first name */
     if (!*p) return !*s;                               /* the pattern ends: so must the path */
@@ -76,7 +76,8 @@ static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures)
     return tshi_glob_into(*pe ? pe + 1 : pe, *se ? se + 1 : se, captures);
 }
 
-/* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
+/* Returns 1 if the dotted path s matches the pattern p, name by name (see tshi_glob_name); **
+ * matches any number of names, also none. */
 static int tshi_glob_match(const char *p, const char *s) {
     tshi_captures captures;
     captures.count = 0;

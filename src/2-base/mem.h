@@ -47,7 +47,7 @@ static void *tshi_mem_libc(void *ptr, size_t old_size, size_t new_size, size_t a
 }
 
 static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
-    mem->now[kind] += add - sub; /* add, sub: bytes just allocated and freed */
+    mem->now[kind] += add - sub; /* counts `add` bytes just allocated and `sub` bytes just freed */
     mem->total += add - sub;
     if (mem->now[kind] > mem->peak[kind]) mem->peak[kind] = mem->now[kind];
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
@@ -219,7 +219,7 @@ static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
         block->last = other->last;
     }
     other = block->before ? (tshi_block *)(void *)((char *)block - block->before) - 1 : NULL;
-    if (other && !other->refs) { /* the left neighbour is free: it takes the block in */
+    if (other && !other->refs) { /* the left neighbour is free: joins the block to it */
         other->last = block->last;
         tshi_mem_resize(&ctx->pool, other, other->size + block->size + sizeof *block);
         block = other;
@@ -229,7 +229,8 @@ static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     if (!block->last) tshi_mem_right(block)->before = block->size;
 }
 
-/* Releases one reference. The last one frees the block. Does nothing if block is NULL. */
+/* Removes one reference to a block; the block is freed with the last one. Does nothing if block is
+ * NULL. */
 static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     if (!block || --block->refs > 0) return;
     if (block->kind == TSH_MEM_STEP)
@@ -243,7 +244,8 @@ TSHI_APART void tshi_mem_zero(void *place, size_t bytes) {
     memset(place, 0, bytes);
 }
 
-/* Zeroes the memory of floating values, but in a dry run. */
+/* Zeroes a block's first `bytes` bytes, which hold floating values; does nothing in a dry run,
+ * where these are undefined. */
 static void tshi_mem_clear(const tsh_ctx *ctx, tshi_block *block, size_t bytes) {
     if (!ctx->dry) memset(tshi_mem_data(block), 0, bytes);
 }

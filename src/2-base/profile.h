@@ -27,12 +27,13 @@ typedef struct tshi_profile_row {
     int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* ns[phase]: nanoseconds, less those of nested events */
     int64_t wait, bytes;                   /* sums of the events' wait and bytes, see tshi_event */
     double flops;
-    size_t held[TSHI_PROFILE_KINDS]; /* bytes, by kind of memory; in rows of modules only */
+    size_t held[TSHI_PROFILE_KINDS]; /* bytes held, by kind of memory; 0 in rows of ops */
 } tshi_profile_row;
 
 typedef struct tshi_profile {
     tshi_profile_row *ops, *modules; /* lists of rows; modules: in tree order */
-    int64_t begin, end, steps;       /* begin, end: times in ns; steps: how many ended in between */
+    int64_t begin, end, steps;       /* begin, end: times in ns; steps: number of steps that ended
+                                      * between them */
     int skip;                        /* 1: the first step is left out if another one follows */
     size_t live; /* bytes of the step pool in use when the modules' step memory was measured */
 } tshi_profile;
@@ -49,8 +50,8 @@ static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row *
 }
 
 /* Returns the row of the module at a path. Names that are numbers become "*": "h.3.mlp" is a part
- * of "h.*.mlp". path NULL: the row "(no module)". parameter 1: the path is that of a parameter,
- * whose own name is left out. */
+ * of "h.*.mlp". path NULL: returns the row "(no module)". parameter 1: path is that of a parameter,
+ * and its last name, such as "weight", is left out. */
 static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path, int parameter) {
     char name[TSHI_PROFILE_NAME];
     const char *end = path ? strrchr(path, '.') : NULL;
@@ -245,7 +246,7 @@ static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row,
  * library. */
 static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
     tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->profile->ops);
-    int64_t before = INT64_MAX, next; /* before: time of the last row logged; next: of the next */
+    int64_t before = INT64_MAX, next; /* times of the row logged last, and of the one to log next */
     tsh_log_message(&ctx->logger, "%-30s %7s %9s %9s %9s %8s  %s", "op", "calls", "forward",
                     "backward", "update", "share", "   rate");
     do {

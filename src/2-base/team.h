@@ -23,9 +23,9 @@ static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 
 /* Cuts n items into pieces that begin at multiples of `unit`, calls fn for each, and returns when
  * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) All
- * threads of the rank take part, if only to wait: where a parallel region has fewer threads than
- * the one before it, GNU's OpenMP ends the others, and starting them again takes 100 times as long
- * as a region. Does nothing in a dry run. */
+ * threads of the rank take part, even those that have no piece and only wait: if a parallel region
+ * has fewer threads than the region before it, GNU's OpenMP ends the surplus threads, and starting
+ * them again takes 100 times as long as a region. Does nothing in a dry run. */
 static void tshi_team_run(const tsh_ctx *ctx, int pieces, int64_t n, int64_t unit, tshi_team_fn fn,
                           void *job) {
     if (ctx->dry) return;

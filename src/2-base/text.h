@@ -4,7 +4,8 @@
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
-enum { TSHI_TEXT_SIZE = 96 }; /* bytes of a buffer for a shape, a layout, a line of a table */
+enum { TSHI_TEXT_SIZE = 96 }; /* bytes of a buffer for the text of a shape, a layout or a table
+                               * line */
 
 /* Marks that surround a formatted number while its decimal separator is replaced. No format
  * contains these bytes. */
@@ -37,8 +38,8 @@ static int tshi_text_mark_numbers(const char *format, char *to, size_t size) {
  * separator, of one or more bytes, by a point. */
 static void tshi_text_unmark_numbers(char *text) {
     const char *from = text;
-    int number = 0, point = 0; /* number 1: between two marks; point 1: the number has its point
-                                * already */
+    int number = 0, point = 0; /* number 1: `from` is inside a marked number; point 1: that number's
+                                * decimal point has been written */
     for (; *from; from++) {
         const char c = *from;
         const int plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||

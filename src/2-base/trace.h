@@ -22,8 +22,9 @@ enum { /* phases of a step; evaluation: between tsh_no_grad_begin and tsh_no_gra
     TSHI_PHASE_UPDATE,
     TSHI_PHASE_EVALUATION
 };
-/* Max ops on the stack of running ops; max collectives that are followed until their wait; the
- * default of desc.limit, the max number of events. */
+/* TSHI_TRACE_OPEN: max ops on the stack of running ops. TSHI_TRACE_FLIGHTS: max collectives that
+ * are tracked from their start to their wait. TSHI_TRACE_LIMIT: default of desc.limit, the max
+ * number of events. */
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
 
 typedef struct tshi_event {
@@ -31,7 +32,7 @@ typedef struct tshi_event {
     const char *name;   /* name of an op or collective, path of a module or parameter; not copied */
     const char *module; /* path of the module in whose forward or backward the event is; "": none */
     const char *group;  /* collective: "tp", "pp", "dp" or "world"; others: "" */
-    int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
+    int64_t begin, end; /* when it began and ended, in nanoseconds (tshi_trace_now) */
     int64_t wait;       /* collective: nanoseconds in tsh_wait; others: 0 */
     int64_t bytes; /* bytes read and written; of a collective, as in tsh_comm_stats; 0: not known */
     double flops;  /* floating-point operations of matrix products: two per multiply-add */
@@ -49,7 +50,8 @@ typedef struct tshi_flight {
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena, books;  /* arena: memory of events; books: of what lasts until the end */
+    tshi_arena arena, books;  /* memory of the events; memory of all that lasts until the trace
+                               * ends */
     tshi_event *first, *last; /* first and last event of the list of events */
     int64_t count, lost;      /* number of events in the list; number of events not added */
     int phase; /* TSHI_PHASE_...: what the rank is doing; public functions set it when they begin */
@@ -96,7 +98,7 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->kind = kind;
     event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
     if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
-        event->flops = trace->flops; /* without those of ops that this op called,
+        event->flops = trace->flops; /* flops of the op itself, without those of the ops it called,
                                       * which have events of their own */
         trace->flops = 0;
     }
@@ -106,8 +108,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     return event;
 }
 
-/* Pushes an op that begins on the stack. A function that checks inputs but records no output is
- * pushed, too, and is popped when an op below it ends. */
+/* Pushes an op onto the stack of running ops when it begins. A function that checks inputs but
+ * records no output is pushed, too, and is popped when an op below it ends. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
     if (trace->depth == TSHI_TRACE_OPEN) { /* the stack is full: forget the oldest op */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);

@@ -5,8 +5,8 @@
 /* ========================================================================== */
 
 /* What tshi_init_fill needs to compute each element of a shard from its global index, so that
- * values do not depend on the degree of tp. tshi_init_resolve sets it, and converts all kinds of
- * tsh_init to six. */
+ * values do not depend on the degree of tp. tshi_init_resolve sets its fields, and reduces all
+ * kinds of tsh_init to six. */
 typedef struct tshi_tensor_filling {
     uint64_t key, stream; /* key: the ctx's seed; stream: random number stream (see >>rng) */
     /* init.kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
@@ -57,7 +57,7 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
     double rest = t->ndim > 2 ? (double)tshi_tensor_product(t->dim + 2, t->ndim - 2) : 1;
-    double in = (double)t->fan_in, out = 0, fan, size; /* size: uniform: bound; normal: deviation */
+    double in = (double)t->fan_in, out = 0, fan, size; /* size: bound or deviation */
     char text[TSHI_TEXT_SIZE];
     if (t->ndim > 1) {
         out = t->fan_in > 0 ? (double)tsh_numel(t) / in : (double)t->dim[0] * rest;
@@ -113,8 +113,8 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
  * NULL and records an error. */
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
-    /* What is made orthogonal: `count` vectors of `length` elements, the columns of a tall matrix,
-     * else the rows. */
+    /* What Gram-Schmidt makes orthogonal: `count` vectors of `length` elements, the columns of a
+     * tall matrix, else the rows. */
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
     tshi_block *block = tshi_mem_alloc(t->ctx, TSH_MEM_STEP,
                                        tshi_dtype_bytes(TSH_F64, count * length));
@@ -155,7 +155,7 @@ static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_te
                             tshi_tensor_text(t, text));
         f->rows = t->dim[0];
         f->cols = tshi_tensor_product(t->dim + 1, t->ndim - 1);
-        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* matrix columns per dim 1 index */
+        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* columns per index of dim 1 */
         for (d = 2, f->first = 0; d < t->ndim; d++) f->first = f->first * t->dim[d] + t->dim[d] / 2;
         break; /* f->first is the column of index (0, middle, middle, ...) of dims 1, 2, ... */
     default: break;
@@ -195,7 +195,7 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
 /* Sets a parameter to initial values; allocates it first if necessary. After an error, the
  * parameter has the values that it had before, or is still not allocated. */
 static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
-    int had = t->block != NULL; /* 1: t was allocated before */
+    int had = t->block != NULL; /* 1: t had memory before this call */
     if (!had)
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));

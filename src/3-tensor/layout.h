@@ -49,17 +49,19 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     if (!out->length) {
         int i;
         for (i = 0; i < n; i++)
-            if (layout->segment[i].length) return 1; /* explicit lengths: that of segment s is 0 */
+            if (layout->segment[i].length) return 1; /* lengths are given, and segment s has length
+                                                      * 0 */
         if (length % n) return 0;
         out->length = length / n;
     }
     return out->length % out->unit == 0;
 }
 
-/* Returns how many of `units` units the ranks before rank r own. */
+/* Returns how many of a segment's `units` units the ranks below r own, so that rank r owns those
+ * from there on. */
 static int64_t tshi_layout_before(const tshi_deal *deal, int64_t units, int r) {
     const int64_t all = deal->before ? deal->before[deal->ranks] : 0;
-    /* the last ranks may have fewer than the others, or none */
+    /* torch.chunk's rule: the last ranks may own fewer units than the others, or none */
     if (!deal->before) return tshi_base_min(r * tshi_base_ceil(units, deal->ranks), units);
     /* units * before[r] / all, rounded to nearest, without overflow */
     return units / all * deal->before[r] + (units % all * deal->before[r] + all / 2) / all;

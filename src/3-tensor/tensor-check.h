@@ -88,8 +88,8 @@ static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text
     return text;
 }
 
-/* Records in ctx that a tensor of another ctx was given to op. name: what op calls the tensor.
- * other: the tensor's ctx. Returns NULL. */
+/* Records an error in ctx: op was given a tensor of another ctx, `other`. name: what op calls the
+ * tensor. Returns NULL. */
 static TSHI_COLD tsh_ctx *tshi_tensor_refuse_ctx(tsh_ctx *ctx, const char *op, const char *name,
                                                  const tsh_ctx *other) {
     if (other->world.rank == ctx->world.rank)

@@ -11,7 +11,8 @@
  * from 0, so that E can be computed from the two. A NaN loses its lower half.) If t->low is NULL,
  * the exact weights are the parameter's values. */
 
-/* Returns an exact weight, a float. value: that float rounded to bf16; low: its lower 16 bits. */
+/* Returns the exact weight, a float, that is stored in two halves. value: the float rounded to
+ * bf16; low: the lower 16 bits of the float. */
 TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
     return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
 }
@@ -39,8 +40,8 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
     for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
 }
 
-/* Returns 1 if an optimiser keeps exact weights of t, a bf16 parameter: not if t is frozen and has
- * never been trained. */
+/* Returns 1 if an optimiser keeps exact weights of t, a bf16 parameter: it does not if t is frozen
+ * and was never trained. */
 static int tshi_tensor_is_exact(const tsh_tensor *t) {
     return t->dtype == TSH_BF16 && (t->flags & TSHI_OPTIMISED) && (t->requires_grad || t->low);
 }
@@ -88,7 +89,8 @@ static int tshi_tensor_grad_kind(const tsh_tensor *t) {
     return t->flags & TSHI_OWNED && (!returns || t->marks) ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
 }
 
-/* Clears t->low after t's values were overwritten: the exact weights are the new values. */
+/* Clears t->low, if there is one, after t's values were overwritten, so that the exact weights are
+ * the new values. */
 static void tshi_tensor_forget_exact(const tsh_tensor *t) {
     if (t->low)
         tshi_mem_clear(t->ctx, t->low, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));

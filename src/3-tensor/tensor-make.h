@@ -114,8 +114,8 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* -- tsh_init_<name>: initial values of a tensor ---------------------------- */
 
-/* Does what every tsh_init_<name> does: fills t as desc says, or as `usual` if desc is NULL. The
- * kind is always that of `usual`. op: the function's name, for errors. */
+/* Does what every tsh_init_<name> does: fills t with the initial values that desc describes (NULL:
+ * those of `usual`); the kind is always that of `usual`. op: the function's name, for errors. */
 TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
                                    tsh_init usual) {
     char text[TSHI_TEXT_SIZE];

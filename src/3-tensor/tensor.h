@@ -52,11 +52,11 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 enum { TSHI_TENSOR_STEP = offsetof(tsh_tensor, path) };
 
 static void tshi_tensor_ring(tsh_tensor *head) {
-    head->next = head->prev = head; /* an empty circular list */
+    head->next = head->prev = head; /* makes head the head of an empty circular list */
 }
 
 static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
-    t->prev = head->prev; /* appends t to the list */
+    t->prev = head->prev; /* appends t to the circular list of head */
     t->next = head;
     t->prev->next = t;
     head->prev = t;
@@ -365,7 +365,7 @@ typedef struct tshi_runs {
     /* row: index in the whole tensor where the current row starts; width: elements of a row; inner:
      * elements of a row for one index of the sharded dimension */
     int64_t row, width, inner;
-    int64_t held; /* number of the shard's elements before the next segment */
+    int64_t held; /* number of the shard's elements before those of segment `segment` of the row */
     /* the rank's indices along the sharded dimension, per segment */
     tsh_range range[TSH_MAX_SEGMENTS];
     int segment, segments; /* index of the next segment of the row; number of segments */
@@ -375,7 +375,8 @@ typedef struct tshi_runs {
  * [from, to) of the whole tensor. Loop: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
-    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: all is one row */
+    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* a tensor that is not sharded is
+                                                                  * a single row */
     tshi_runs run = TSHI_ZERO;
     const int64_t owned = tshi_layout_own(&t->layout, length, &t->ctx->deal, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;

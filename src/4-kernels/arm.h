@@ -8,12 +8,13 @@
  *
  *   dotprod: sdot adds 4 products of 8-bit integers to each of 4 sums of 32 bits (FEAT_DotProd)
  *   i8mm: smmla adds products of two (2, 8) matrices of 8-bit integers to 2 x 2 sums (FEAT_I8MM)
- *   bf16: bfdot and bfmmla do the same with 2 and with (2, 4) numbers of bf16 (FEAT_BF16)
+ *   bf16: bfdot adds 2 products of bf16 to each of 4 sums; bfmmla adds products of two (2, 4)
+ *   matrices of bf16 to 2 x 2 sums (FEAT_BF16)
  *
- * TSHI_NEON_DOT, TSHI_NEON_MM and TSHI_NEON_BF16 are 1 if kernels that use them are compiled: gcc
- * has the intrinsics in functions with a target attribute (TSHI_DOT, TSHI_MM, TSHI_BF16), clang
- * only since version 16; older ones have them if the whole program is compiled for such a
- * processor. */
+ * TSHI_NEON_DOT, TSHI_NEON_MM and TSHI_NEON_BF16 are 1 if kernels that use these extensions are
+ * compiled: gcc 10 has the intrinsics in functions with a target attribute (TSHI_DOT, TSHI_MM,
+ * TSHI_BF16), clang only since version 16; older compilers have them if the whole program is
+ * compiled for such a processor. */
 #if TSHI_NEON
 #include <arm_neon.h> /* vfmaq_laneq_f32, vdotq_laneq_s32, vmmlaq_s32, vbfmmlaq_f32 */
 #endif
@@ -51,7 +52,7 @@
 #endif
 
 #if TSHI_NEON
-/* Bits of tshi_arm_extensions. */
+/* Bits of the value that tshi_arm_extensions returns. */
 enum { TSHI_ARM_DOT = 1, TSHI_ARM_MM = 2, TSHI_ARM_BF16 = 4 };
 
 #if defined(__linux__)
@@ -74,15 +75,15 @@ static int tshi_arm_feature(const char *name) {
 }
 #endif
 
-/* Returns the extensions that this processor has, TSHI_ARM_...: the system's answer on Linux and
- * macOS, else those that the program is compiled for. */
+/* Returns the extensions that this processor has, as a sum of bits TSHI_ARM_...: asks the system on
+ * Linux and macOS; elsewhere returns those that the program is compiled for. */
 static int tshi_arm_extensions(void) {
     int dot, mm, bf16;
 #if defined(__linux__)
     const unsigned long first = getauxval(16), second = getauxval(26); /* AT_HWCAP, AT_HWCAP2 */
-    dot = (int)(first >> 20 & 1);                                      /* HWCAP_ASIMDDP */
-    mm = (int)(second >> 13 & 1);                                      /* HWCAP2_I8MM */
-    bf16 = (int)(second >> 14 & 1);                                    /* HWCAP2_BF16 */
+    dot = (int)(first >> 20 & 1);                                      /* bit 20: HWCAP_ASIMDDP */
+    mm = (int)(second >> 13 & 1);                                      /* bit 13: HWCAP2_I8MM */
+    bf16 = (int)(second >> 14 & 1);                                    /* bit 14: HWCAP2_BF16 */
 #elif defined(__APPLE__)
     dot = tshi_arm_feature("hw.optional.arm.FEAT_DotProd");
     mm = tshi_arm_feature("hw.optional.arm.FEAT_I8MM");

@@ -15,8 +15,8 @@
 #endif
 
 #if TSHI_GEMM_AMX
-/* Makes the compiler finish its stores before the tile instructions after it: gcc's intrinsics do
- * not say that they read memory. */
+/* Makes the compiler finish pending stores before the tile instructions that follow: gcc's
+ * intrinsics for these do not tell it that they read memory. */
 #define TSHI_AMX_STORED() __asm__ volatile("" : : : "memory")
 #if !defined(TSHI_AMX_MODEL)
 #define TSHI_AMX                                                                                   \
@@ -72,9 +72,10 @@ TSHI_AMX static void tshi_gemm_tiles_amx(int begin) {
  * this order, so an element of C has the same bits whichever of them computes it, for any rows and
  * columns. */
 
-/* Adds the products of `steps` steps to C, in tiles 0 to 3. row_a, step_a, row_b: bytes from row to
- * row and step to step of A, from row to row of B. high 1: A has 32 rows, not 16; wide 1: B has 32
- * columns; both are constants after inlining. */
+/* Adds the products of `steps` steps (16 pairs of elements along k each) to C, in tiles 0 to 3.
+ * row_a, step_a: bytes from row to row and from step to step of A; row_b: bytes from row to row of
+ * B. high 1: A has 32 rows, not 16; wide 1: B has 32 columns, not 16; both are constants after
+ * inlining. */
 TSHI_AMX TSHI_INLINE void tshi_gemm_steps_of_amx(const char *a, int64_t row_a, int64_t step_a,
                                                  const char *b, int64_t row_b, int64_t steps,
                                                  const int high, const int wide,
@@ -96,7 +97,7 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_steps_of_amx(const char *a, int64_t row_a, i
     }
 }
 
-/* tshi_gemm_steps_of_amx for any high and wide. */
+/* Does what tshi_gemm_steps_of_amx does, for high and wide that are no constants. */
 TSHI_AMX static void tshi_gemm_steps_amx(const char *a, int64_t row_a, int64_t step_a,
                                          const char *b, int64_t row_b, int64_t steps, int high,
                                          int wide, tshi_gemm_walk *walk) {
@@ -128,7 +129,7 @@ TSHI_AMX TSHI_OUTLINE void tshi_gemm_stage_amx(float *to, const tshi_gemm_word *
     for (int i = 0; i < 16; i++) _mm512_store_ps(to + 16 * i, r[i]);
 }
 
-/* Returns 16 floats from element `at` of a row of D on, converted if it is of bf16. */
+/* Returns 16 elements of a row of D, from element `at` on, as floats. bf16: 1 if D is of bf16. */
 TSHI_AMX TSHI_INLINE __m512 tshi_gemm_get_amx(const char *row, int at, int bf16) {
     if (!bf16) return _mm512_loadu_ps((const float *)(const void *)row + at);
     return _mm512_castsi512_ps(_mm512_slli_epi32(
@@ -142,9 +143,9 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_put_bf16(char *to, __m512 x) {
     _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(rounded));
 }
 
-/* Stores a tile of C: alpha times the sums, plus D. sums: shape (rows, width). If nothing is added
- * to the sums, none of them is below 2^-126 in magnitude but 0, and the instruction that rounds
- * two registers to bf16 gives the same bits as tshi_gemm_round. */
+/* Stores a tile of C: alpha times the sums, plus D. sums: shape (rows, width). If alpha is 1 and D
+ * is not added, none of the values is below 2^-126 in magnitude except 0, as AMX makes such sums 0;
+ * so the instruction that rounds two registers to bf16 gives the same bits as tshi_gemm_round. */
 TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const float *sums,
                                                  int rows, const int width) {
     const __m512 alpha = _mm512_set1_ps(t->alpha), zero = _mm512_setzero_ps();
@@ -186,11 +187,12 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_keep_amx(float *sums, int width, int high, i
 #undef TSHI_GEMM_KEEP
 }
 
-/* Implements tshi_gemm_kernel.pairs with AMX. A step that the tile instructions cannot read in
- * place is staged: rows or words are missing, or A's words lie column by column. */
+/* Implements tshi_gemm_kernel.pairs with AMX. Where the tile instructions cannot read a step (16
+ * words along k) in place, because rows or words are missing, or A's words lie column by column,
+ * the step is copied to a buffer first. */
 TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
     enum { LANES = 16 };
-    const int high = rows > LANES, wide = cols > LANES; /* of two tiles each, not one */
+    const int high = rows > LANES, wide = cols > LANES; /* 1: two tiles, not one */
     __attribute__((aligned(64))) float c[32 * 32], a[32 * 16], b[16 * 32];
     const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
     const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
@@ -224,7 +226,8 @@ TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int c
     if (!t->more) tshi_gemm_tile_out_amx(t, c, rows, width);
 }
 
-/* Implements tshi_gemm_kernel.tile for the 32 rows of AMX's tiles: 12 rows at a time. */
+/* Implements tshi_gemm_kernel.tile, for up to 32 rows, the mr of the kernel for AMX: calls the
+ * micro-kernel for AVX-512 for 12 rows at a time. */
 static void tshi_gemm_tile_tall(const tshi_gemm_tile *t, int rows, int cols) {
     tshi_gemm_tile part = *t;
     for (; rows > 0; rows -= 12) {
@@ -267,8 +270,8 @@ TSHI_AMX static void tshi_gemm_strip_amx(float *to, int valid, int64_t k, const 
         }
 }
 
-/* Adds the sums of a slice, in c, to 16 columns of few rows of C. c: C transposed, shape (16,
- * width). */
+/* Adds alpha times the sums of a slice of k to `out`, 16 columns of up to 8 rows of C. c: these
+ * sums, transposed, of shape (16, width). */
 TSHI_AMX TSHI_INLINE void tshi_gemm_few_add_amx(float (*out)[16], const float *c, int rows,
                                                 int width, float alpha) {
     for (int i = 0; i < rows; i++) {
@@ -279,9 +282,10 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_few_add_amx(float (*out)[16], const float *c
     }
 }
 
-/* Computes 16 columns of C, from column col on, for tshi_gemm_few_amx, which configures the tiles:
- * their A is 16 columns of our B, in place, and their B is our A, packed to `width`. It prefetches
- * as tshi_gemm_few_rows does. */
+/* Computes 16 columns of C, from column col on, for tshi_gemm_few_amx, which configures the tiles.
+ * It computes C^T = B^T A^T: the left operand of the tile instructions is 16 columns of B, read in
+ * place, the right one is A, packed to `width` rows. It prefetches as tshi_gemm_few_rows_avx512
+ * does. */
 TSHI_AMX static void tshi_gemm_few_columns_amx(const tshi_gemm_tile *t, int col, int cols, int rows,
                                                int width) {
     __attribute__((aligned(64))) float out[8][16], c[16 * 8], a_end[16 * 8];
@@ -290,7 +294,7 @@ TSHI_AMX static void tshi_gemm_few_columns_amx(const tshi_gemm_tile *t, int col,
     const char *b = (const char *)t->b + col * inc, *a = (const char *)t->a;
     const int64_t more = 8 * inc < TSHI_GEMM_NEAR ? (int64_t)TSHI_GEMM_NEAR
                                                   : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);
-    uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */
+    uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* end of B */
     uintptr_t ahead = (uintptr_t)b + (uintptr_t)(16 * inc + more);
     for (int i = 0; i < rows; i++)
         _mm512_store_ps(out[i],
@@ -301,7 +305,7 @@ TSHI_AMX static void tshi_gemm_few_columns_amx(const tshi_gemm_tile *t, int col,
         TSHI_AMX_STORED();
         for (; left >= 32; left -= 32, b += 64, a += 64 * width) {
             ahead += 1024;
-            if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */
+            if (ahead >= end) { /* B ends: goes on with t->then or, if it is 0, with b */
                 ahead = t->then ? ahead - end + t->then : (uintptr_t)b;
                 end = (uintptr_t)-1;
             }
@@ -339,8 +343,8 @@ TSHI_AMX static void tshi_gemm_few_amx(const tshi_gemm_tile *t, int rows, int co
     tshi_gemm_tiles_amx(1);
 }
 
-/* Implements tshi_gemm_kernel.stream with AMX. A step reads 32 rows of B, and packs 32 columns of
- * them at a time. */
+/* Implements tshi_gemm_kernel.stream with AMX. Each step along k reads 32 rows of B, of which it
+ * packs 32 columns at a time. */
 TSHI_AMX static void tshi_gemm_stream_amx(const tshi_gemm_tile *t, int rows, int cols) {
     const char *const b = (const char *)t->b;
     const __m512 alpha = _mm512_set1_ps(t->alpha);

@@ -79,7 +79,7 @@ typedef struct tshi_product {
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* the micro-kernel, which computes the tiles of C */
     tsh_real *pack_a, *pack_b;      /* scratch memory: a packed block of A, a packed panel of B */
-    tsh_real *kept;                 /* scratch memory: see tshi_gemm_parts */
+    tsh_real *kept;                 /* scratch memory: sums that tshi_gemm_parts keeps */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
     tsh_real alpha;                 /* factor of the product A B */
     int add;                        /* 1: D is added; 0: D is not read */
@@ -87,7 +87,7 @@ typedef struct tshi_gemm_job {
     tshi_gemm_form form_a, form_b;  /* element forms of A and B after packing */
     /* scratch: sums of a panel of C before the last slice of k; data NULL: they are kept in C */
     tshi_matrix sums;
-    int stream; /* 1: the kernel's `stream` computes all columns that it can */
+    int stream; /* 1: the kernel's `stream` computes C without packing B, except its last columns */
     const tshi_gemm_progress *progress; /* callback of a long product; NULL: none */
     int64_t since;                      /* multiply-adds since the callback was last called */
 } tshi_gemm_job;
@@ -181,7 +181,7 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
         }
     }
     tile(&inner, rows, width);
-    for (int i = 0; i < rows; i++) /* stores the columns that exist */
+    for (int i = 0; i < rows; i++) /* copies the columns that exist to C */
         tshi_gemm_store(kernel, c, i, 0, buffer + i * width, cols);
 }
 
@@ -205,9 +205,9 @@ TSHI_COLD static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t
     return w;
 }
 
-/* Returns how many columns the kernel's `stream` computes at a time, a multiple of nr: as many as
- * the memory of packed B has space for, where their sums are kept. Returns 0 if the product cannot
- * be streamed. */
+/* Returns how many columns the kernel's `stream`, which does not pack B, computes at a time, a
+ * multiple of nr: as many as the memory for packed B has space for, where their sums are kept.
+ * Returns 0 if `stream` cannot compute the product. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int takes_b = job->form_b == TSHI_GEMM_REALS ||
@@ -262,11 +262,11 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
 }
 
 /* Does what tshi_gemm_sliver does for tiles of AMX whose nr columns of B would fill an L1 cache: in
- * parts of k, each for all rows, between which sums are kept in job->kept. They are added to in the
- * same order as in one part. */
+ * parts of k, each for all rows. Between the parts, sums are kept in job->kept; the order of
+ * additions is the same as in one part. */
 TSHI_COLD static void tshi_gemm_parts(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                             tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
-    enum { MOST = 256 }; /* max words of a part */
+    enum { MOST = 256 }; /* max length of a part of k, in words */
     const tshi_gemm_tile all = *t;
     const int64_t part = tshi_gemm_even(all.k, MOST, 16);
     for (t->k = part; all.k - (t->a - all.a) / all.csa > part; t->a += part * all.csa) {
@@ -298,8 +298,8 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
     job->since = 0;
 }
 
-/* Returns the cache lines to prefetch: those of the packed columns of B from j on, nr or the last
- * ones; none if j >= n. words: words of a packed column. */
+/* Returns the cache lines to prefetch: those of nr packed columns of B from column j on; none if
+ * j >= n. words: words of a packed column. */
 TSHI_COLD static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, int64_t j,
                                                      int64_t words) {
     const char *const b = (const char *)(job->pack_b + (j < job->n ? j * words : 0));
@@ -309,8 +309,8 @@ TSHI_COLD static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, 
 }
 
 /* Returns 1 if the tiles of AMX can read this job's A in place: rows of pairs of bf16 that fill
- * whole cache lines. (If the distance of rows is a multiple of 4 KiB, they share a set of the
- * cache.) */
+ * whole cache lines. (Not if rows are a multiple of 4 KiB apart: all of them would compete for one
+ * set of the L1 cache.) */
 static int tshi_gemm_in_place(const tshi_gemm_job *job) {
     return job->kernel->strip && !job->stream && job->form_a == TSHI_GEMM_PAIRS &&
            job->a.column == 1 && job->k % 32 == 0 && job->a.row % 32 == 0 &&
@@ -478,7 +478,7 @@ TSHI_COLD static void tshi_gemm_blocks(const tshi_gemm_job *all) {
             const tshi_matrix from = p > 0 ? sums : tshi_gemm_from(all->d, 0, j);
             part.k = tshi_base_min(kc, all->k - p);
             part.b = tshi_gemm_from(all->b, p, j);
-            part.add = all->add || p > 0; /* later slices add to the sums */
+            part.add = all->add || p > 0; /* slices after the first add to its sums */
             for (int64_t i = 0; i < all->m; i += mc) {
                 part.m = tshi_base_min(mc, all->m - i);
                 part.a = tshi_gemm_from(all->a, i, p);
@@ -499,15 +499,16 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
     return csc != 1 && rsc == 1; /* C's columns are contiguous, its rows are not */
 }
 
-/* Returns the number of tsh_real that tshi_gemm_parts needs. */
+/* Returns the size of tshi_gemm_job.kept, the sums of tshi_gemm_parts, in tsh_real. */
 static int64_t tshi_gemm_kept_size(const tshi_gemm_kernel *kernel, int64_t m) {
     return kernel->strip ? tshi_base_min(kernel->mc, m + kernel->mr) * kernel->nr : 0;
 }
 
-/* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, and
- * tshi_gemm_parts after it, rounded up to a multiple of 16, which is 64 bytes or more. */
+/* Returns the size, in tsh_real, of the scratch for packed A (a block, or all of A for the kernel's
+ * `few`) and for tshi_gemm_job.kept after it, rounded up to a multiple of 16, which is 64 bytes or
+ * more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
-    /* a row of A takes 16 words, or more */
+    /* at least 16 words for a packed row of A, to which the kernel's `strip` pads it */
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) *
                           tshi_base_min(tshi_gemm_slice_words(kernel, 1), k < 16 ? 16 : k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
@@ -578,7 +579,8 @@ TSHI_COLD static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratc
     const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
     if (x.m <= 0 || x.n <= 0) return;
-    /* This is rare, so scaling D may take a pass of its own. */
+    /* Scaling D takes a pass of its own: these cases (beta is not 0 or 1, or A B is not added) are
+     * rare. */
     if (done || (x.beta != 0 && x.beta != 1)) {
         tshi_gemm_scale(x.m, x.n, x.beta, x.d, x.c);
         x.beta = 1;

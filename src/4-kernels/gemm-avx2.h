@@ -126,7 +126,7 @@ TSHI_AVX2 static void tshi_gemm_store_avx2(void *to, const float *from, int n, t
         const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
         const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
         const __m256i y = _mm256_srli_epi32(
-            _mm256_blendv_epi8(up, _mm256_or_si256(bits, quiet), nan), 16); /* bf16 */
+            _mm256_blendv_epi8(up, _mm256_or_si256(bits, quiet), nan), 16); /* x as bf16 */
         const __m128i half = dtype == TSH_F16 ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)
                                               : _mm_packus_epi32(_mm256_castsi256_si128(y),
                                                                  _mm256_extracti128_si256(y, 1));

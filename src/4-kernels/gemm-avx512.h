@@ -21,7 +21,8 @@ TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round(__m512 x) {
 }
 
 /* tshi_gemm_round2 returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14],
- * high[15]). It is called only on processors with AVX512_BF16, which alone use pairs. */
+ * high[15]). It is called only on processors with AVX512_BF16: on others no kernel for AVX-512
+ * multiplies pairs of bf16. */
 #if TSHI_GEMM_BF16S
 #define TSHI_GEMM_TARGET_PACK TSHI_GEMM_TARGET_BF16
 TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
@@ -133,7 +134,7 @@ static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int
                                  const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
     const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
-    /* loaded by a loop, through memory: the shuffles that follow take longer */
+    /* loaded: 16 rows, loaded in a loop, through memory; the shuffles that follow take longer */
     __m512 loaded[16], r[16], t0, t1, t2, t3;
     for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* packs 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
@@ -172,7 +173,7 @@ TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
         for (int i = 0; i < width; i += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(valid - i, 16));
             const __mmask16 to = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
-            if (form == TSHI_GEMM_REALS) /* the row of 8 steps later */
+            if (form == TSHI_GEMM_REALS) /* prefetches the row that is packed 8 steps later */
                 TSHI_PREFETCH((const void *)((uintptr_t)src + (uintptr_t)(i * size + 8 * ld)));
             _mm512_mask_storeu_ps(dst + i, to,
                                   tshi_gemm_load_column(form, src + i * size, mask,

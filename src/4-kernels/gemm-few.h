@@ -175,8 +175,9 @@ static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-/* Stores word s of 16 columns of B as tshi_gemm_few_part says: as it is, or the first elements of
- * 16 pairs of 16-bit elements as floats, then the second ones. */
+/* Stores word s (4 bytes) of each of 16 columns of B to `to`: as it is, or, if layout is BF16 and a
+ * word is a pair of 16-bit elements, the first elements of the 16 pairs as floats, then the second
+ * ones. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_keep(const tshi_gemm_form layout, tshi_gemm_form form,
                                                 float *to, const int s, __m512 word) {
     __m512i x = _mm512_castps_si512(word);
@@ -309,13 +310,13 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const char *b = (const char *)t->b + col * inc;                                            \
         const int64_t more = 8 * inc < TSHI_GEMM_NEAR ? (int64_t)TSHI_GEMM_NEAR                    \
                                                       : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);   \
-        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */   \
+        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* of B */      \
         uintptr_t ahead = /* address of the 1024 bytes that were prefetched last */                \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
-        __m512 acc[8], out[8], r[16]; /* acc: sums of a slice of k; out: sums of C */              \
-        __attribute__((aligned(64))) float words[2][16 * 32]; /* 16 lines of B each, transposed */ \
+        __m512 acc[8], out[8], r[16]; /* acc: sums of one slice of k; out: of all of k */          \
+        __attribute__((aligned(64))) float words[2][16 * 32]; /* 16 cache lines of B transposed */ \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
         if (t->k >= each) tshi_gemm_few_first(t->form, words[0], b, inc);                          \
         for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
@@ -324,9 +325,9 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
             for (; left >= each; left -= each, a += step, n++) {                                   \
                 const float *const now = words[n & 1];                                             \
                 float *const next = words[~n & 1];                                                 \
-                b += (n + 2) * each <= t->k ? 64 : 0; /* no next line: repeats the last one */     \
+                b += (n + 2) * each <= t->k ? 64 : 0; /* b stays at its last cache line */         \
                 ahead += 1024;                                                                     \
-                if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */        \
+                if (ahead >= end) { /* B ends: goes on with t->then or, if it is 0, with b */      \
                     ahead = t->then ? ahead - end + t->then : (uintptr_t)b;                        \
                     end = (uintptr_t)-1;                                                           \
                 }                                                                                  \

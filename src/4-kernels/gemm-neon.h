@@ -4,7 +4,7 @@
 /* Needs: >>arm >>gemm-vector.                                                */
 /* ========================================================================== */
 
-/* TSHI_NEON_PAIRS: 1 if there are kernels of pairs of bf16. */
+/* TSHI_NEON_PAIRS is 1 if kernels that multiply pairs of bf16 are compiled. */
 #define TSHI_NEON_PAIRS (TSHI_NEON_BF16 && TSHI_NEON_MM && TSHI_GEMM_FLOAT)
 
 #if TSHI_NEON
@@ -36,9 +36,9 @@ TSHI_INLINE float32x4_t tshi_gemm_widen4(const tshi_gemm_form form, const char *
 TSHI_GEMM_KERNEL(neon, , TSHI_GEMM_ROWS12, 12)
 TSHI_GEMM_STREAM(neon, )
 
-/* Computes a tile of 12 rows of A that is packed (t->rsa is 1) and `vecs` registers of B: a
- * register is loaded with A of several rows, of which fmla takes one. The sums have the order of
- * tshi_gemm_rows_neon. */
+/* Computes a tile of 12 rows of A, which is packed (t->rsa is 1), and `vecs` registers of columns
+ * of B. A register is loaded with the elements of several rows of A; fmla multiplies by one of
+ * them. Sums are added in the order of tshi_gemm_rows_neon. */
 TSHI_INLINE void tshi_gemm_full_neon(const tshi_gemm_tile *t, const int vecs) {
     const int lanes = TSHI_GEMM_NEON_LANES;
     const tshi_gemm_word *a = t->a;
@@ -87,9 +87,10 @@ static void tshi_gemm_stream_neon(const tshi_gemm_tile *t, int rows, int cols) {
 }
 
 #if TSHI_NEON_PAIRS
-/* Pairs of bf16. bfmmla adds to each of 2 x 2 sums what two bfdot would: the products of the pair
- * 2p, 2p + 1 of k, then those of the next pair. So tiles by bfmmla, which has twice bfdot's
- * products, and streamed products by bfdot have the same bits. */
+/* Pairs of bf16. bfmmla adds to each of 2 x 2 sums what two bfdot would: the products of the
+ * elements 2p and 2p + 1 along k, then those of the next pair. So tiles, computed by bfmmla, which
+ * multiplies twice as many elements as bfdot, and streamed products, computed by bfdot, have the
+ * same bits. */
 #define TSHI_GEMM_VEC_bfdot   float32x4_t
 #define TSHI_GEMM_LOAD_bfdot  vld1q_f32
 #define TSHI_GEMM_STORE_bfdot vst1q_f32
@@ -98,8 +99,8 @@ static void tshi_gemm_stream_neon(const tshi_gemm_tile *t, int rows, int cols) {
 #define TSHI_GEMM_SUM_bfdot(x, y, z)                                                               \
     vbfdotq_f32(z, vreinterpretq_bf16_f32(x), vreinterpretq_bf16_f32(y))
 #define TSHI_GEMM_SHORT_bfdot(form, at, second) tshi_gemm_pairs4(at, second)
-/* Loads 4 elements of a row of B and of the next row, `second` bytes behind it (0: there is none),
- * as 4 pairs. */
+/* Loads 4 elements of a row of B, and 4 of the next row, as 4 pairs. second: bytes from the first
+ * row to the next; 0: there is no next row, and zeros take its place. */
 TSHI_BF16 TSHI_INLINE float32x4_t tshi_gemm_pairs4(const char *at, int64_t second) {
     const uint16x4_t x = vld1_u16((const uint16_t *)(const void *)at);
     const uint16x4_t y = second ? vld1_u16((const uint16_t *)(const void *)(at + second))
@@ -122,8 +123,9 @@ TSHI_BF16 TSHI_INLINE bfloat16x8_t tshi_gemm_mix4(uint32x4_t p, uint32x4_t q, co
 }
 
 #define TSHI_GEMM_WORDS(at) vld1q_u32((const uint32_t *)(const void *)(at))
-/* Computes a tile of 4 * quads rows and 4 * vecs columns of pairs, by 2 x 2 sums. After an odd
- * number of words, A's missing pair is -0 and B's is 0: their products, -0, change no sum. */
+/* Computes a tile of 4 * quads rows and 4 * vecs columns, 2 x 2 sums at a time, from packed pairs
+ * of bf16. bfmmla takes two pairs along k: if the number of pairs is odd, A's missing pair is -0
+ * and B's is 0: their products, -0, change no sum. */
 TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const int quads,
                                                  const int vecs, int rows) {
     const tshi_gemm_word *a = t->a;
@@ -144,7 +146,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const 
 #define TSHI_GEMM_MM(r, c)                                                                         \
     s[r][c] = vbfmmlaq_f32(s[r][c], x0, y##c);                                                     \
     s[r + 1][c] = vbfmmlaq_f32(s[r + 1][c], x1, y##c);
-#define TSHI_GEMM_STEP2(words) /* 2 words: 4 elements of k; or the last one */                     \
+#define TSHI_GEMM_STEP2(words) /* adds the products of 2 words along k, or of the last one */      \
     {                                                                                              \
         const int p = words;                                                                       \
         const uint32x4_t b0 = TSHI_GEMM_WORDS(b), b2 = vecs > 1 ? TSHI_GEMM_WORDS(b + 4) : b0;     \
@@ -170,7 +172,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const 
     if (left) TSHI_GEMM_STEP2(1)
     const int add = t->add;
 #define TSHI_GEMM_HALF(r, c,                                                                       \
-                       half) /* the row of two 2 x 2 sums that is their lower or upper half */     \
+                       half) /* row 2 r (half low) or 2 r + 1 (high) of two 2 x 2 sums */          \
     vcombine_f32(vget_##half##_f32(s[r][c]), vget_##half##_f32(s[r][c + 1]))
 #define TSHI_GEMM_ROW2(i, half)                                                                    \
     if (4 * quads > i && rows > i) {                                                               \
@@ -213,8 +215,8 @@ TSHI_BF16 TSHI_INLINE uint16x4_t tshi_gemm_short4(const tshi_gemm_form form, con
     return vreinterpret_u16_bf16(vcvt_bf16_f32(vld1q_f32((const float *)(const void *)at)));
 }
 
-/* Packs rows of contiguous elements, 4 elements (2 words) of 4 rows at a time. inc: bytes from row
- * to row. */
+/* Packs rows of contiguous elements as pairs of bf16, 4 elements (2 words) of 4 rows at a time.
+ * inc: bytes from row to row. */
 TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_along(const tshi_gemm_form form, float *dst, int width,
                                                  int valid, int64_t k, const char *src,
                                                  int64_t inc) {
@@ -234,7 +236,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_along(const tshi_gemm_form form, floa
         }
 }
 
-/* Packs a matrix whose columns are contiguous. ld: bytes from column to column. */
+/* Packs a matrix whose columns are contiguous as pairs of bf16. ld: bytes from column to column. */
 TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_across(const tshi_gemm_form form, float *dst, int width,
                                                   int valid, int64_t k, const char *src,
                                                   int64_t ld) {
@@ -249,7 +251,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_across(const tshi_gemm_form form, flo
         }
 }
 
-/* Implements tshi_gemm_kernel.pack with the instructions of bf16. */
+/* Implements tshi_gemm_kernel.pack for pairs of bf16, with the bf16 instructions of Arm. */
 TSHI_BF16 static int tshi_gemm_pack_bfdot(float *dst, int width, int valid, int64_t k,
                                           const tshi_matrix *m, tshi_gemm_form form) {
     const int64_t size = form == TSHI_GEMM_PAIRS ? 2 : 4;

@@ -81,7 +81,8 @@ TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int val
 }
 #endif
 
-/* Returns how many words, of the size of tsh_real, a row of k elements takes when packed. */
+/* Returns how many words a row of k elements takes when packed. A word has the size of tsh_real and
+ * holds one element or a pair of bf16. */
 static int64_t tshi_gemm_words(tshi_gemm_form form, int64_t k) {
     return form >= TSHI_GEMM_PAIRS ? (k + 1) / 2 : k;
 }
@@ -94,7 +95,7 @@ static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
     for (int64_t p = 0; p < k; p += 2, dst += width)
         for (int i = 0; i < width; i++) {
             const char *from = (const char *)m->data + (i * m->row + p * m->column) * size;
-            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements of the pair in m */
+            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements that m has, 0 to 2 */
             tsh_real pair[2] = {0, 0};
             uint32_t word;
             tshi_dtypes[m->dtype].load(from, m->column, count, pair);

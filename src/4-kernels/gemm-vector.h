@@ -111,8 +111,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
  * time is that of reading B. A step adds the products of one word of each row of A and one row of
  * B, or two rows if words are pairs; `each` is that number of rows, and `second` the bytes from a
  * pair's first row to its second (0: there is none). form is a constant after inlining: REALS,
- * PAIRS, or BF16 for both BF16 and F16. Rows are prefetched one call of tshi_gemm_steps_isa ahead,
- * and at least TSHI_GEMM_NEAR bytes. */
+ * PAIRS, or BF16 for both BF16 and F16. Rows of B are prefetched one call of tshi_gemm_steps_isa
+ * ahead, but at least TSHI_GEMM_NEAR bytes ahead. */
 #define TSHI_GEMM_STREAM(isa, TARGET)                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
                                                   const int steps, int rows, int cols,             \
@@ -122,7 +122,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size;                 \
         const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
         const char *b = (const char *)t->b + p * step;                                             \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x[i][q]: row i, step q */  \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x[i][q]: A(i, p + q) */    \
         /* next: bytes from the row of B that is read to the row prefetched, maybe outside B */    \
         const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
         TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y[q]: register of B in step q */           \

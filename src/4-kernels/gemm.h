@@ -136,7 +136,7 @@ typedef struct tshi_gemm_tile {
     /* for tshi_gemm_kernel.few and .stream, which read B unpacked: the form to which they convert
      * its elements */
     tshi_gemm_form form;
-    int64_t slice;        /* tshi_gemm_kernel.few: elements of a slice of k; .stream: of all of k */
+    int64_t slice;        /* `few`: elements of a slice of k; `stream`: elements of all of k */
     int64_t after;        /* tshi_gemm_kernel.few: columns of B after the tile's, to prefetch */
     uintptr_t then;       /* tshi_gemm_kernel.few: address of the matrix read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
@@ -145,12 +145,13 @@ typedef struct tshi_gemm_tile {
     int64_t rsd;          /* row stride of D, in elements of its dtype */
     tsh_real *c;          /* C, shape (rows, cols), of tsh_real or bf16 */
     int64_t rsc;          /* row stride of C, in elements of its dtype */
-    int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
-    int bf16_d;           /* 1: D is of bf16; only for `pairs` of a kernel with `tiles` */
+    int bf16;             /* 1: C is of bf16, which only AMX's `pairs` supports; 0: of tsh_real */
+    int bf16_d;           /* 1: D is of bf16, which only AMX's `pairs` supports; 0: of tsh_real */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
-    /* `pairs` of a kernel with `tiles` may compute a tile in parts of k, which add to one sum: */
+    /* AMX's `pairs` may compute a tile in several calls, each for a part of k; `kept` has the sums
+     * between the calls: */
     tsh_real *kept;       /* sums of the parts before this one, of shape (rows, cols) */
-    int later, more;      /* later 1: the sums begin with `kept`; more 1: they go there, not to C */
+    int later, more;      /* later 1: sums begin with `kept`; more 1: stores them there, not in C */
     tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
 } tshi_gemm_tile;
 
@@ -169,8 +170,8 @@ struct tshi_gemm_kernel {
      * words, t->slice elements. */
     tshi_gemm_tile_fn stream;
     /* (optional) Computes up to TSHI_GEMM_FEW_ROWS rows and all slices of k without packing B,
-     * whose row stride is 1 and whose form is not OTHER or ROUNDED. The number of columns is a
-     * multiple of nr / 2. t->k counts elements; A is packed to a width of
+     * whose row stride is 1 and whose form is REALS, BF16, F16 or PAIRS of tshi_gemm_form. The
+     * number of columns is a multiple of nr / 2. t->k counts elements; A is packed to a width of
      * tshi_gemm_few_width(rows). */
     tshi_gemm_tile_fn few;
     /* (optional) Does what `tile` does, for A and B that are packed as pairs of bf16. */

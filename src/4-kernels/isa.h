@@ -6,12 +6,12 @@
 
 /* An instruction set: one row of the table tshi_isas. */
 typedef struct tshi_isa {
-    const char *name; /* value of TSHARD_ISA; where Linux has a name for the set, that one */
+    const char *name; /* value of TSHARD_ISA that selects it: Linux's name for the set, if any */
     /* Returns 1 if the processor has the instructions and the system lets programs use them; NULL:
      * every processor has them. */
     int (*runs)(void);
-    /* (optional) Returns why the next row is faster on this processor, as a sentence without its
-     * end for tsh_cpu_text; NULL: it is not. A row that is slower is used only if TSHARD_ISA names
+    /* (optional) Returns why this row is slower than the next one on this processor, as text for
+     * tsh_cpu_text, or NULL if it is not slower. A slower row is used only if TSHARD_ISA names
      * it. */
     const char *(*slower)(void);
     int kernels;                    /* index of its elementwise kernels: TSHI_ISA_... */
@@ -100,9 +100,9 @@ static TSHI_COLD int tshi_isa_runs_bf16(void) {
  * VDPBF16PS every 2 cycles, as it is 4 micro-ops (LLVM, X86SchedSapphireRapids.td: VDPBF16PSZ), and
  * 2 FMA per cycle: that is half as many products per cycle. A loop of 12 independent ones on
  * Sapphire Rapids measures the same: 3.8 times as long as FMA. With FMA, products of 64 rows or
- * more are 1.5 times as fast, of 2 to 8 rows 1.3 to 1.6 times, and of one row as fast. They are
- * known by the feature, since virtual machines change the number of the model. Cooper Lake, which
- * has AVX512_BF16 too, does not have it.
+ * more are 1.5 times as fast, of 2 to 8 rows 1.3 to 1.6 times, and of one row as fast. These
+ * processors are recognised by AVX512_FP16, since virtual machines change the model number. Cooper
+ * Lake, which has AVX512_BF16 too, does not have AVX512_FP16.
  *
  * AMD's processors (Zen 4 and 5) start as many VDPBF16PS per cycle as FMA (uops.info). */
 static TSHI_COLD const char *tshi_isa_slower_bf16(void) {
@@ -170,7 +170,7 @@ static const tshi_isa tshi_isas[] = {
 #if TSHI_NEON
     {"neon", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_neon, &tshi_quant_kernel_c},
 #endif
-#if TSHI_VECTORS /* vectors of 16 bytes, by GNU C; then the reference, with plain loops */
+#if TSHI_VECTORS /* "portable" has GNU C's 16-byte vectors; "c", the reference, has plain loops */
     {"portable", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_v128, &tshi_quant_kernel_c},
     {"c", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_c, &tshi_quant_kernel_c},
 #else
@@ -179,12 +179,12 @@ static const tshi_isa tshi_isas[] = {
 };
 enum { TSHI_ISA_ROWS = (int)(sizeof tshi_isas / sizeof tshi_isas[0]) };
 
-/* Returns 1 if this processor has the instruction set of a row. */
+/* Returns 1 if this processor has the instruction set of a row of tshi_isas. */
 static TSHI_COLD int tshi_isa_runs(const tshi_isa *row) {
     return !row->runs || row->runs();
 }
 
-/* Returns the best row for this processor. */
+/* Returns the row of tshi_isas that is the fastest on this processor. */
 static TSHI_COLD const tshi_isa *tshi_isa_pick(void) {
     const tshi_isa *row = tshi_isas;
     while (!tshi_isa_runs(row) || (row->slower && row->slower())) row++;
@@ -193,7 +193,7 @@ static TSHI_COLD const tshi_isa *tshi_isa_pick(void) {
 
 /* -- the choice for a ctx ------------------------------------------------------ */
 
-/* Makes ctx compute with the instruction set of a row. */
+/* Makes ctx compute with the instruction set of a row of tshi_isas. */
 static TSHI_COLD void tshi_isa_use(tsh_ctx *ctx, const tshi_isa *row) {
     ctx->isa = row->kernels;
     ctx->gemm_kernel = row->gemm;
@@ -209,7 +209,8 @@ static TSHI_COLD void tshi_isa_describe(tsh_ctx *ctx, const tshi_isa *row, int f
         if (tshi_isa_runs(other)) tsh_text_add(ctx->cpu, sizeof ctx->cpu, "; %s", other->slower());
 }
 
-/* Returns the row that TSHARD_ISA names, if this processor has it; NULL and an error if not. */
+/* Returns the row of tshi_isas that has this name, the value of TSHARD_ISA. If there is none, or
+ * this processor does not have it, records an error and returns NULL. */
 static TSHI_COLD const tshi_isa *tshi_isa_named(tsh_ctx *ctx, const char *name) {
     char list[TSH_MESSAGE_SIZE / 4] = "";
     tsh_error error;

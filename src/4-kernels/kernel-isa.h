@@ -50,7 +50,8 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 #define TSHI_AVX512
 #endif
 
-/* Defines the function name_isa: name_body, compiled for the instruction set isa. */
+/* Defines the kernel name_isa: the inline function name_body, compiled for the instruction set
+ * isa. */
 #define TSHI_KERNEL_ISA(name, isa, TARGET, ...)                                                    \
     TARGET static void name##_##isa(int64_t n, const tshi_operand *x, const void *params) {        \
         (void)params;                                                                              \
@@ -77,9 +78,10 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
     TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params, TSHI_X86)               \
     TSHI_KERNEL_TABLE(name)
-/* TSHI_KERNEL_FUSED for kernels that no step feels, as each compilation takes its time: processors
- * with AVX-512 run the one for AVX2 (TSHI_KERNEL_AVX2), or all run the portable one
- * (TSHI_KERNEL_PORTABLE), which suffices where memory is slower than the formula. */
+/* Variants of TSHI_KERNEL_FUSED that compile a kernel fewer times, for kernels whose time does not
+ * matter in a training step: processors with AVX-512 run the one for AVX2 (TSHI_KERNEL_AVX2), or
+ * all run the portable one (TSHI_KERNEL_PORTABLE), which suffices where memory is slower than the
+ * arithmetic. */
 #define TSHI_KERNEL_AVX2(name, type)                                                               \
     TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
     TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \

@@ -14,14 +14,15 @@ typedef struct tshi_noise {
     int64_t element;      /* global index of the kernel's first element; the others follow it */
 } tshi_noise;
 
-/* The random words drawn last: word[i] is the one of the element with global index first + i. */
+/* The random numbers (32-bit words) drawn last: word[i] is for the element with global index
+ * first + i. */
 typedef struct tshi_words {
     uint32_t word[TSHI_RNG_WORDS];
     int64_t first; /* global index of word[0]'s element; negative: none were drawn yet */
 } tshi_words;
 
-/* Returns the random words of TSHI_BLOCK elements, from the kernel's element e on. Takes them from
- * `drawn` if it has them, else draws them and keeps them in `drawn`. */
+/* Returns the random words, one for each of TSHI_BLOCK elements from the kernel's element e on.
+ * Takes them from `drawn` if it has them, else draws them and keeps them in `drawn`. */
 TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
                                               tshi_words *drawn) {
     const int64_t at = noise->element + e;

@@ -19,8 +19,8 @@ TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
     int i;
     for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* adds 32 sums in pairs: 16 are left */
-    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 8 are left */
-    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 4 are left */
+    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 8 sums are left */
+    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 4 sums are left */
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
@@ -53,11 +53,11 @@ TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t st
                                                    int64_t n, tsh_real *pad) {
     const tsh_real *first = x + e * step;
     int i;
-    if (step == 1 && n - e >= TSHI_BLOCK) return first; /* in place */
+    if (step == 1 && n - e >= TSHI_BLOCK) return first; /* contiguous: not copied */
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
-    else if (step || !e) {             /* all of pad becomes one value */
-        const tsh_real value = *first; /* read once: to the compiler, pad may overlap x */
+    else if (step || !e) {             /* fills all of pad with one value */
+        const tsh_real value = *first; /* read once, not after each store to pad */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
     return pad;
@@ -99,8 +99,8 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* Does what tshi_kernel_store does, for a y that is not of tsh_real. If add is 1 and y has step 0,
- * y is one element, to which the sum of the block is added. */
+/* Does what tshi_kernel_store does, for a y whose dtype is not tsh_real. If add is 1 and y has step
+ * 0, y is one element, to which the sum of the block is added. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
@@ -110,7 +110,7 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     int i;
     if (add) row->load(at, y->step, m, sum); /* reads the values to which block is added */
     for (i = 0; i < m && add && y->step; i++) sum[i] += block[i];
-    for (i = 0; i < m && add && !y->step; i++) /* y is one element: the last running sum stays */
+    for (i = 0; i < m && add && !y->step; i++) /* y is one element: its last value is the total */
         sum[i] = sum[i ? i - 1 : 0] + block[i];
     row->store(at, y->step, m, add ? sum : block);
 }
@@ -125,7 +125,8 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* The same two, compiled once and called: kernels that use these take less time to compile. */
+/* tshi_kernel_load and tshi_kernel_store as functions that are called instead of inlined: kernels
+ * that use these take less time to compile. */
 TSHI_APART const tsh_real *tshi_kernel_load_apart(const tshi_operand *x, int64_t e, int64_t n,
                                                   tsh_real *pad) {
     return tshi_kernel_load(x, e, n, pad);
@@ -156,8 +157,8 @@ TSHI_APART void tshi_kernel_pad(const tsh_real *x, int64_t n, tsh_real rest, tsh
 }
 
 /* Adds a block to the lanes (32 partial sums). Sums, dot products and maxima of a row are loops
- * over a function like this one, called once per block. It is called for the last block, which is
- * padded, after the loop, so that the lanes stay in registers. */
+ * over a function like this one, called once per block. The last block, which is padded, is added
+ * after the loop, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
@@ -219,7 +220,8 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     if (TSHI_DOUBLE) return most;
     for (i = 0; i < TSHI_BLOCK; i++) {
         const uint32_t bits = tshi_math_bits((float)lane[i]);
-        const uint32_t order = bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu); /* ordered as floats */
+        /* order: an integer that, as an int32_t, is ordered as the float is */
+        const uint32_t order = bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu);
         /* nan: all ones for NaN, whose magnitude is above infinity's, else 0; computed without a
          * comparison, so that the loop vectorises */
         const uint32_t nan = 0u - ((0x7F800000u - (bits & 0x7FFFFFFFu)) >> 31);
@@ -362,7 +364,8 @@ static void tshi_kernel_join(tshi_loop *loop) {
     loop->ndim = out;
 }
 
-/* Calls the kernel for each run along the innermost dimension of a joined space. */
+/* Calls the kernel for each run along the innermost dimension. tshi_kernel_join was called
+ * before. */
 static void tshi_kernel_walk(const tshi_loop *loop) {
     tshi_operand x[TSHI_MAX_OPERANDS];
     int64_t index[TSH_MAX_DIMS] = {0};
@@ -372,18 +375,19 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     for (;;) {
         loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
         for (d = inner - 1; d >= 0; d--) { /* increments the index as an odometer does */
-            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d is at its end */
+            /* back: 0, or, if index[d] has passed its end, the length to go back to 0 */
+            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d];
             for (i = 0; i < loop->n; i++)
                 tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
             if (!back) break;
             index[d] = 0;
         }
-        if (d < 0) return; /* all dimensions at their end */
+        if (d < 0) return; /* every index has passed its end */
     }
 }
 
 /* Runs one thread's part of a tshi_loop, which is `job`: indices `from` to `to` - 1 of the
- * dimension `cut`. A tshi_team_fn. */
+ * dimension `cut`. A tshi_team_fn: tshi_team_run calls it on every thread. */
 static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_loop part = *(const tshi_loop *)job;
     int i;
@@ -401,7 +405,7 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
-    if (!count) return; /* this rank holds nothing */
+    if (!count) return; /* this rank holds no elements */
     if (loop->ctx->dry && tshi_dtypes[loop->x[0].dtype].floating) return;
     tshi_kernel_join(loop);
     loop->kernel = kernel;
@@ -426,7 +430,7 @@ typedef struct tshi_rows {
     int64_t own[TSHI_MAX_ROWS];    /* scratch elements per piece; 0: the operand is no scratch */
 } tshi_rows;
 
-/* Returns a job whose operands are not set yet. */
+/* Returns a tshi_rows, a job over rows, whose operands are not set yet. */
 static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, const void *params) {
     tshi_rows rows;
     memset(&rows, 0, sizeof rows);
@@ -437,7 +441,7 @@ static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, cons
 }
 
 /* Calls the kernel once, for rows `from` to `to` - 1 of a tshi_rows, which is `job`. A
- * tshi_team_fn. */
+ * tshi_team_fn: tshi_team_run calls it on every thread. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
     tshi_operand x[TSHI_MAX_ROWS];
@@ -601,7 +605,7 @@ static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype,
  * same with t's own dtype and with tsh_real. */
 static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
-    if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t); /* in place */
+    if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t); /* no copy */
     *scratch = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (!*scratch) return NULL;
     tshi_kernel_dense(t, tshi_mem_data(*scratch), dtype, 0);
@@ -616,8 +620,8 @@ static tsh_real *tshi_kernel_packed_reals(const tsh_tensor *t, tshi_block **scra
     return (tsh_real *)tshi_kernel_packed_as(t, TSH_REAL, scratch);
 }
 
-/* Returns t's local values as tsh_real and sets their strides: in place, or row-major in *scratch,
- * which the caller releases. NULL: no memory. */
+/* Returns t's local values as tsh_real and sets their strides: in place if that is t's dtype, else
+ * row-major in *scratch, which the caller releases. NULL: no memory. */
 static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi_block **scratch) {
     *scratch = NULL;
     memcpy(stride, t->stride, sizeof t->stride);

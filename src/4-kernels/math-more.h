@@ -8,7 +8,7 @@
  * The largest errors in ulps over samples of all floats are expm1 1.5, log1p 0.9, sin and cos 1.6
  * for |x| up to 4.2e8; beyond, libm computes sin and cos. */
 
-/* Returns a if yes is 1, b if yes is 0. Both are computed before: no branch. */
+/* Returns a if yes is 1, b if yes is 0, without a branch: the caller has computed both. */
 TSHI_INLINE tsh_real tshi_math_either(int yes, tsh_real a, tsh_real b) {
     if (TSHI_DOUBLE) return yes ? a : b;
     return TSHI_R(
@@ -47,7 +47,8 @@ TSHI_INLINE tsh_real tshi_math_expm1(tsh_real v, int fused) {
     uint32_t x, n;
     float q, half; /* half: 2^(n - 1) */
     if (TSHI_DOUBLE) return TSHI_R(expm1((double)v));
-    order = order < 0x42B20000 ? order : 0x42B20000; /* clamps x to [-20, 89] */
+    /* clamps x to [-20, 89], as tshi_math_exp does to [-104, 89] */
+    order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC1A00000u ? x : 0xC1A00000u;
     q = tshi_math_exp_less_one(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused);
@@ -58,13 +59,14 @@ TSHI_INLINE tsh_real tshi_math_expm1(tsh_real v, int fused) {
         tshi_math_pick(bits << 1 > 0xFF000000u, bits, tshi_math_bits(q) | (bits & 0x80000000u))));
 }
 
-/* Returns log(1 + x) as tshi_math_log does, where u = 1 + x rounded is 2^n (1 + f), plus c / u,
- * where c is the rounding error of u. If n is 0, f is x itself. */
+/* Returns log(1 + x) = log u + c / u, where u is 1 + x rounded and c its rounding error. log u is
+ * computed as in tshi_math_log, from u = 2^n (1 + f); if n is 0, f is x itself, and c / u
+ * is left out. */
 TSHI_INLINE tsh_real tshi_math_log1p(tsh_real v, int fused) {
     const float x = (float)v, u = tshi_math_round(1.0f + x), less = tshi_math_round(u - 1.0f);
     const float c = tshi_math_round(x - less) + (1.0f - tshi_math_round(u - less));
     const uint32_t bits = tshi_math_bits(x), m = tshi_math_bits(u);
-    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u; /* n << 23 */
+    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u; /* n << 23; u is 2^n (1 + f) */
     const float e = (float)(int32_t)k;                  /* n 2^23 */
     const uint32_t f1 = tshi_math_bits(tshi_math_float(m - k) - 1.0f);
     const float f = tshi_math_float(tshi_math_pick(k == 0u, bits, f1));
@@ -106,7 +108,7 @@ TSHI_INLINE float tshi_math_wave(float x, uint32_t turn, int fused) {
     c = tshi_math_fma(2.443315711809948e-5f, z, -1.388731625493765e-3f, fused);
     c = tshi_math_fma(c, z, 4.166664568298827e-2f, fused);
     c = tshi_math_fma(c * z, z, tshi_math_fma(z, -0.5f, 1.0f, fused), fused); /* cos r */
-    /* sin r gets the sign of r, for the sake of -0 */
+    /* sin r gets the sign of r, so that the sine of -0 is -0 */
     return tshi_math_float(tshi_math_pick((int)(quarter & 1u), tshi_math_bits(c),
                                           tshi_math_bits(s) | (tshi_math_bits(r) & 0x80000000u)) ^
                            (quarter & 2u) << 30);

@@ -68,10 +68,10 @@ TSHI_INLINE float tshi_math_exp_rest(float x, uint32_t *n, int fused) {
     /* 1.44269504 is 1 / ln 2. Adding 12582912 = 1.5 * 2^23 rounds the product to an integer, which
      * is then in the low bits. */
     const float shifted = tshi_math_round(tshi_math_fma(x, 1.44269504f, 12582912.0f, fused));
-    const float whole = shifted - 12582912.0f;             /* n, as a float */
-    *n = tshi_math_bits(shifted);                          /* n + 0x4B400000 */
-    x = tshi_math_fma(whole, -0.693359375f, x, fused);     /* minus n times ln 2's first 9 bits */
-    return tshi_math_fma(whole, 2.12194440e-4f, x, fused); /* minus n times the rest of ln 2 */
+    const float whole = shifted - 12582912.0f;             /* n = round(x / ln 2), a float */
+    *n = tshi_math_bits(shifted);                          /* the integer n + 0x4B400000 */
+    x = tshi_math_fma(whole, -0.693359375f, x, fused);     /* x - n times ln 2 rounded to 9 bits */
+    return tshi_math_fma(whole, 2.12194440e-4f, x, fused); /* x - n times the rest of ln 2 */
 }
 
 /* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
@@ -97,7 +97,7 @@ TSHI_INLINE float tshi_math_exp_whole(float r, int fused) {
  * value for NaN. Adding n to the exponent multiplies by 2^n. */
 TSHI_INLINE tsh_real tshi_math_exp_below(tsh_real v, int fused) {
     const uint32_t bits = tshi_math_bits((float)v);
-    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n; /* bits of x, or of -87 if less */
+    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n; /* x: bits of max(v, -87) */
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
     y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused); /* e^r */
@@ -176,11 +176,11 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; n is 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
     e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* n 2^23; subnormal x: (n - 23) 2^23 */
-    p = tshi_math_log_tail(f, fused);        /* P(f) f - 1/2 */
+    p = tshi_math_log_tail(f, fused);        /* (log(1 + f) - f) / f^2 */
     whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
     rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
-    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* adds rest and f^2 (P(f) f - 1/2) */
+    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* adds rest and log(1 + f) - f */
     /* Results for special x: log 0 is -infinity, log infinity is infinity; all others are NaN. */
     special = tshi_math_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_math_pick(bits == 0x7F800000u, bits, special);
@@ -227,7 +227,7 @@ TSHI_INLINE float tshi_math_power(float x, float y) {
     s = (m - 1.0) / (m + 1.0);
     z = s * s;
     p = (3.4073010658534e-1 * z + 4.1167271899778e-1) * z + 5.7708358496515e-1;
-    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901; /* P(s^2) */
+    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901; /* P(s^2) = log2(m) / s */
     /* t = log2 x. The bits k + 0x4330000000000000 are those of the double 2^52 + k; subtracting
      * 2^52 + 1023 leaves n. */
     t = tshi_math_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
@@ -239,8 +239,8 @@ TSHI_INLINE float tshi_math_power(float x, float y) {
     t = t - (s - 6755399441055744.0); /* the rest of y log2 x, in [-1/2, 1/2] */
     p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
     p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
-    p = (p * t + 6.9314720286791e-1) * t + 1.0;                                      /* 2^rest */
-    return (float)tshi_math_double(tshi_math_bits8(p) + (tshi_math_bits8(s) << 52)); /* 2^i p */
+    p = (p * t + 6.9314720286791e-1) * t + 1.0;                                      /* 2^t */
+    return (float)tshi_math_double(tshi_math_bits8(p) + (tshi_math_bits8(s) << 52)); /* 2^i 2^t */
 }
 
 /* Returns x^y, where x and y are v and w, as C's pow does: computes |x|^y, sets x's sign if y is
@@ -388,8 +388,8 @@ TSHI_INLINE tsh_real tshi_math_gelu_power(tsh_real x, int fused) {
                          fused);
 }
 
-/* Returns the derivative of gelu_tanh, x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: this is
- * s + x s (1 - s) d(2u)/dx. */
+/* Returns the derivative of gelu_tanh(x) = x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s +
+ * x s (1 - s) d(2u)/dx, with the u of tshi_math_gelu_power. */
 TSHI_INLINE tsh_real tshi_math_gelu_tanh_derivative(tsh_real x, int fused) {
     tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_math_gelu_power(x, fused));
     tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* d(2u)/dx */

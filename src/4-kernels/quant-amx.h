@@ -5,7 +5,8 @@
 /* ========================================================================== */
 
 #if TSHI_GEMM_AMX
-/* Implements tshi_quant_kernel.tiles: 8 rows of X, 32 weights of each of 16 rows of W. */
+/* Implements tshi_quant_kernel.tiles: configures AMX's tile registers for products of 8 rows of X
+ * and 16 rows of W, 32 elements of each, or releases the registers. */
 TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
     if (begin)
         tshi_gemm_amx_configure(TSHI_QUANT_FEW, 8, 64);
@@ -17,15 +18,15 @@ TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
  * are, without what other kernels' tiles add to them. */
 TSHI_AMX static void tshi_quant_move_amx(tshi_quant_tile *to, const tshi_quant_source *from) {
     const int added = from->size == TSHI_QUANT_Q8 ? -128 : from->size == TSHI_QUANT_Q4 ? 8 : 0;
-    const __m512i offset = _mm512_set1_epi8((char)added); /* of signed bytes 128 is -128, too */
+    const __m512i offset = _mm512_set1_epi8((char)added); /* as a signed byte, 128 is -128 */
     tshi_quant_move_vnni(to, from);
     for (int b = 0; b < from->count; b++)
         for (int i = 0; i < 8; i++)
             _mm512_store_si512(to[b].w[i], _mm512_sub_epi8(_mm512_load_si512(to[b].w[i]), offset));
 }
 
-/* Multiplies block b, if there is one, with 8 rows of X to n[b], shape (8, 16). sum, left, right:
- * the tile registers to use. */
+/* Multiplies block b of 8 rows of X with tile[b], if there is such a block, and stores the sums in
+ * n[b], of shape (8, 16). sum, left, right: numbers of the tile registers to use. */
 #define TSHI_QUANT_BLOCK(b, sum, left, right)                                                      \
     if ((b) < count) {                                                                             \
         TSHI_AMX_ZERO(sum);                                                                        \
@@ -35,13 +36,13 @@ TSHI_AMX static void tshi_quant_move_amx(tshi_quant_tile *to, const tshi_quant_s
         TSHI_AMX_STORE(sum, n[b], 64);                                                             \
     }
 
-/* Implements tshi_quant_kernel.dot. Sums of integers are exact, so it may leave few rows, which
- * read W without tiles, to VNNI. */
+/* Implements tshi_quant_kernel.dot. If X has few rows and there are no tiles (tile is NULL), VNNI
+ * computes the products from W itself, to the same bits, since sums of integers are exact. */
 TSHI_AMX static void tshi_quant_dot_amx(const tshi_quant_tile *tile, const tshi_quant_source *from,
                                         const tshi_quant_input *x, float *sums, int64_t stride,
                                         int rows) {
     const int has_min = from->size == TSHI_QUANT_Q4_1, count = from->count;
-    __attribute__((aligned(64))) int32_t n[TSHI_QUANT_STRIP][8 * 16]; /* sums of each block */
+    __attribute__((aligned(64))) int32_t n[TSHI_QUANT_STRIP][8 * 16]; /* integer sums per block */
     if (!tile) {
         tshi_quant_dot_vnni(tile, from, x, sums, stride, rows);
         return;

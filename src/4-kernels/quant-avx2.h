@@ -131,7 +131,7 @@ TSHI_AVX2 TSHI_UNROLLED void tshi_quant_one_avx2(const tshi_quant_source *from, 
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
-        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* the next 8 rows, to prefetch */
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* to prefetch: W's next 8 rows */
         __m256 sum = _mm256_loadu_ps(sums + c);
         for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
             __m256i n = _mm256_setzero_si256(), z[4];

@@ -16,7 +16,7 @@ TSHI_INLINE float32x4_t tshi_quant_scales_neon(const unsigned char *const w[4], 
     return vcvt_f32_f16(vreinterpret_f16_u16(h));
 }
 
-/* Sets w[c] to the address of row `first` + c of W, where the last row is repeated. */
+/* Sets w[c] to the address of row `first` + c of W, or of the last row where W has no such row. */
 TSHI_INLINE void tshi_quant_rows_neon(const tshi_quant_source *from, int first,
                                       const unsigned char *w[4]) {
     for (int c = 0; c < 4; c++) {
@@ -25,7 +25,7 @@ TSHI_INLINE void tshi_quant_rows_neon(const tshi_quant_source *from, int first,
     }
 }
 
-/* Loads the 32 weights that begin at `at` as bytes: elements 0 to 15 and 16 to 31. */
+/* Loads the 32 weights that begin at `at` as bytes: 0 to 15 to *low, 16 to 31 to *high. */
 TSHI_INLINE void tshi_quant_load_neon(const int bits, const unsigned char *at, int8x16_t *low,
                                       int8x16_t *high) {
     const uint8x16_t x = vld1q_u8(at);
@@ -113,7 +113,7 @@ TSHI_DOT TSHI_INLINE void tshi_quant_direct_neon(const tshi_quant_source *from, 
 #define TSHI_QUANT_SUMS(r)                                                                         \
     s[r] = width > r && rows > r ? vld1q_f32(sums + r * stride + c) : vdupq_n_f32(0);
 #define TSHI_QUANT_LOAD(i) tshi_quant_load_neon(bits, w[i] + head, &low[i], &high[i]);
-#define TSHI_QUANT_DOT2(i) /* the products of row c + i of W */                                    \
+#define TSHI_QUANT_DOT2(i) /* the products of a block of row c + i of W and of a row of X */       \
     vdotq_s32(vdotq_s32(vdupq_n_s32(0), low[i], x0), high[i], x1)
 #define TSHI_QUANT_ROW(r)                                                                          \
     if (width > r) {                                                                               \
@@ -191,7 +191,7 @@ TSHI_DOT TSHI_INLINE void tshi_quant_tile_dot(const tshi_quant_tile *w, int size
     n[r][1] = vdotq_laneq_s32(n[r][1], w1, q[r], i);                                               \
     n[r][2] = vdotq_laneq_s32(n[r][2], w2, q[r], i);                                               \
     n[r][3] = vdotq_laneq_s32(n[r][3], w3, q[r], i);
-#define TSHI_QUANT_STEP(i) /* elements 16 h + 4 i to 16 h + 4 i + 3 */                             \
+#define TSHI_QUANT_STEP(i) /* adds the products of elements 16 h + 4 i to 16 h + 4 i + 3 */        \
     {                                                                                              \
         const signed char *at = (const signed char *)w->w[4 * h + i];                              \
         const int8x16_t w0 = vld1q_s8(at), w1 = vld1q_s8(at + 16);                                 \
@@ -245,11 +245,11 @@ TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
     /* n[p][c]: sums of rows 2 p and 2 p + 1 of X and columns 2 c and 2 c + 1 of Y */
     int32x4_t n[2][8];
 #define TSHI_QUANT_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define TSHI_QUANT_FIRST(p) /* what the sums of rows 2 p and 2 p + 1 begin with */                 \
+#define TSHI_QUANT_FIRST(p) /* initial value of the sums of rows 2 p and 2 p + 1 of X */           \
     vcombine_s32(vdup_n_s32(signs ? 0 : x[2 * (p)].offset),                                        \
                  vdup_n_s32(signs ? 0 : x[2 * (p) + 1].offset))
 #define TSHI_QUANT_BEGIN2(c) n[0][c] = first, n[1][c] = second;
-#define TSHI_QUANT_X2(p)     /* elements 8 g to 8 g + 7 of rows 2 p and 2 p + 1 */                 \
+#define TSHI_QUANT_X2(p)     /* elements 8 g to 8 g + 7 of rows 2 p and 2 p + 1 of X */            \
     vcombine_s8(vld1_s8(x[2 * (p)].q + 8 * g), vld1_s8(x[2 * (p) + 1].q + 8 * g))
 #define TSHI_QUANT_ADD2(c)                                                                         \
     {                                                                                              \
@@ -258,7 +258,7 @@ TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
         n[1][c] = vmmlaq_s32(n[1][c], x1, w2);                                                     \
     }
 #define TSHI_QUANT_64(x)      vreinterpretq_s64_s32(x)
-#define TSHI_QUANT_PART(r, v) /* sums of row r and columns 4 v to 4 v + 3 */                       \
+#define TSHI_QUANT_PART(r, v) /* sums of row r of X and columns 4 v to 4 v + 3 of Y */             \
     vreinterpretq_s32_s64((r) % 2 ? vzip2q_s64(TSHI_QUANT_64(n[(r) / 2][2 * (v)]),                 \
                                                TSHI_QUANT_64(n[(r) / 2][2 * (v) + 1]))             \
                                   : vzip1q_s64(TSHI_QUANT_64(n[(r) / 2][2 * (v)]),                 \

@@ -100,7 +100,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
     }
 }
 
-/* Adds a bias to n elements of a row of Y. y, bias: from the first of these elements on. */
+/* Adds a bias to n elements of a row of Y; y and bias begin at the first of them. */
 static void tshi_quant_bias(tsh_real *TSHI_RESTRICT y, int64_t n, tshi_matrix bias) {
     const tsh_real *b = (const tsh_real *)bias.data;
     int64_t c = 0;
@@ -147,7 +147,7 @@ TSHI_COLD static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
     const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
     const size_t each = sizeof(tshi_quant_input) * TSHI_QUANT_FEW;
-    /* bytes of X when it is quantised, up to the end of a cache line */
+    /* inputs: bytes of the quantised X, rounded up to whole cache lines of 64 bytes */
     const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64;
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);

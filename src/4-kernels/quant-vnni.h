@@ -30,10 +30,11 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
 
 /* Moving one block of each of 16 rows of W to a tile has 8 parts; this function does part p, from 0
  * to 7. Between the parts, the caller adds products to sums: a processor does both at a time. z:
- * values that the parts share. bits: bits per weight. If it is 8, a register is loaded with the
- * blocks of rows r and r + 4 (32 bytes each); transposing rows 0 to 7 makes it hold dwords i and i
- * + 4 of rows 0 to 3, then of rows 4 to 7. If it is 4, a register is loaded with the blocks of rows
- * i, 4 + i, 8 + i and 12 + i (16 bytes each). */
+ * registers that the parts share. bits: bits per weight. If it is 8, z[i], i < 4, is loaded with
+ * the blocks of rows i and i + 4 (32 bytes each); transposing z[0] to z[3], rows 0 to 7, leaves in
+ * z[i] the dwords i and i + 4 of rows 0 to 3, then of rows 4 to 7. z[4] to z[7] do the same for
+ * rows 8 to 15. If bits is 4, z[i] is loaded with the blocks of rows i, 4 + i, 8 + i and 12 + i (16
+ * bytes each). */
 TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_part(const int bits, const int p, const int has_min,
                                                    __m512i *z, tshi_quant_tile *to,
                                                    const unsigned char *w, int64_t row) {
@@ -94,8 +95,8 @@ TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_tiles(tshi_quant_tile *to,
 }
 
 #if TSHI_GEMM_FLOAT
-/* Implements tshi_quant_kernel.input, with the bits of tshi_quant_block: numbers are rounded to
- * nearest, ties to even, and from NaN q is 0. */
+/* Implements tshi_quant_kernel.input, to the same bits as tshi_quant_block: numbers are rounded to
+ * nearest, ties to even, and q is 0 for NaN. */
 TSHI_QUANT_VNNI static void tshi_quant_block_vnni(const float *x, int32_t offset,
                                                   tshi_quant_input *to) {
     const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
@@ -186,7 +187,7 @@ TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_rows_vnni(const tshi_quant_tile *t
         __m512i n[8];
         for (int i = 0; bits && i < TSHI_QUANT_COLUMNS * size; i += 64)
             TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
-        w += b + 1 < from->count ? size : 0; /* after the last block: moves it once more */
+        w += b + 1 < from->count ? size : 0; /* after the last block: moves it again */
         TSHI_QUANT_EACH(TSHI_QUANT_BEGIN)
         TSHI_QUANT_STEP(0) TSHI_QUANT_STEP(1) TSHI_QUANT_STEP(2) TSHI_QUANT_STEP(3)
         TSHI_QUANT_STEP(4) TSHI_QUANT_STEP(5) TSHI_QUANT_STEP(6) TSHI_QUANT_STEP(7)

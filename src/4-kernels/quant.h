@@ -37,7 +37,7 @@ enum {
 typedef struct tshi_quant_tile {
     /* w[i][c][j]: element 4 i + j of row c, plus 128 (TSH_Q8_0) or 8 (TSH_Q4_0) */
     unsigned char w[8][16][4];
-    float scale[16], min[16]; /* scale and minimum of each row; min: TSH_Q4_1 only */
+    float scale[16], min[16]; /* scale and minimum of each row's block; min: TSH_Q4_1 only */
 } tshi_quant_tile;
 
 /* A block of 32 elements of a row of X, quantised. */
@@ -58,7 +58,7 @@ typedef struct tshi_quant_source {
 
 /* Quantises a block of 32 elements of a row of X; offset: what tiles of W add to each weight. */
 typedef void (*tshi_quant_input_fn)(const tsh_real *x, int32_t offset, tshi_quant_input *to);
-/* Moves from->count blocks of each of 16 rows of W to from->count tiles. */
+/* Unpacks from->count blocks of each of 16 rows of W into tiles, one for each block. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
 /* Adds products with from->count blocks of 16 rows of W to the sums of 16 columns of Y, for 1 to 8
  * rows of X. w: the blocks as tiles; NULL: reads from->w instead (not all kernels can). x[8 b + r]:

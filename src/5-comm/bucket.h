@@ -8,9 +8,9 @@
 /* Works as torch's DistributedDataParallel does. tshi_bucket_begin empties the list of buckets.
  * tshi_bucket_add takes each leaf whose gradient is complete, and starts the collective of a bucket
  * as soon as the bucket is full, while backward goes on. tshi_bucket_end starts those that are
- * left, waits for all, and copies the results back to the leaves. The optimiser's .zero all-gathers
- * parameters in the same way. Invariant: all ranks add the same leaves in the same order, so that
- * their collectives match. */
+ * left, waits for all, and copies the results back to the leaves. An optimiser with .zero sends its
+ * parameters in the same way, by all-gathers. Invariant: all ranks add the same leaves in the same
+ * order, so that their collectives match. */
 
 enum { TSHI_BUCKET_BYTES = 1 << 20 }; /* default of tsh_desc.bucket_bytes: 1 MiB */
 
@@ -32,7 +32,7 @@ struct tshi_bucket {
     tshi_bucket *next;  /* the bucket that was filled after this one */
     /* gradients: TSH_ALLREDUCE or TSH_REDUCE_SCATTER; parameters: TSH_ALLGATHER */
     tsh_coll_kind kind;
-    /* first: list of the leaves; last: where to link the next one */
+    /* first: list of the leaves; last: the pointer (first or a `next`) that the next entry sets */
     tshi_bucket_entry *first, **last;
     int64_t count, width;             /* count: elements of all leaves; width: elements of a row */
     /* counts[k]: elements of row k, for tsh_coll.recv_counts; all-reduce: NULL */
@@ -72,9 +72,10 @@ static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
            (tshi_bucket_only(b) ? tshi_bucket_chunk(b->first->leaf, k) : b->width * k);
 }
 
-/* out 0: copies chunk k of every leaf into `row`, with padding. out 1: copies `row` back into the
- * leaves. If a leaf has a gradient by then (gr.live), an earlier bucket has returned it: the leaf
- * got another contribution after that bucket was sent, and the two are added. */
+/* Copies chunk k of every leaf to `row`, with padding, or, if out is 1, `row` back to the leaves.
+ * With out 1, a leaf may have a gradient already (gr.live), from an earlier bucket: backward added
+ * another contribution after that bucket was sent, so the leaf is in two; their results are
+ * added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
@@ -101,8 +102,8 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
 }
 
 /* Waits for the oldest bucket whose collective may still run. Does not copy its result to the
- * leaves: tshi_bucket_end does, so that contributions that backward adds before then find empty
- * accumulators. */
+ * leaves: tshi_bucket_end does, so that contributions that backward adds until then begin a new
+ * gradient, and are not added to the result. */
 static void tshi_bucket_await(tsh_ctx *ctx) {
     tshi_bucket *b = ctx->buckets.awaited;
     ctx->buckets.awaited = b->next;
@@ -192,7 +193,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* leaf is in a bucket already */
+    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* added already, or an error */
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
@@ -205,7 +206,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     b->count += n;
     b->width += tshi_bucket_chunk_size(leaf, 0); /* the leaf's part of each row, with padding */
     leaf->in_bucket = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* NULL: b is full */
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* a full bucket is not open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
@@ -222,8 +223,9 @@ static void tshi_bucket_clear(tshi_buckets *all) {
     all->last = &all->first;
 }
 
-/* Starts with an empty list of buckets. summed 1: gradients are summed, and divided by the sum of
- * the ranks' weights (tshi_bucket_sum_weights); 0: they are averaged. */
+/* Empties the list of buckets, before a backward or an optimiser's all-gathers. summed 1: gradients
+ * are summed over dp, and divided by the sum of the ranks' weights (tshi_bucket_sum_weights); 0:
+ * they are averaged. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
     tshi_bucket_clear(all);
@@ -257,7 +259,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = tshi_bucket_only(b);
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    /* in_place 1: the message was the leaf's own memory */
+    /* in_place 1: the message was the leaf's own memory, so its result needs no copy */
     int k, in_place = only && (gathers || !only->gr.block);
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),

@@ -26,12 +26,14 @@ static const char *const tshi_coll_callers[TSHI_CALLERS] = {
  * group of tp, dp or pp, else 0. */
 enum { TSHI_COLL_AXIS = 56 };
 
-/* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
+/* Returns 1 for collectives between two ranks (send, receive); they are numbered per pair of ranks,
+ * not per group. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
     return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
 }
 
-/* Returns 1 for kinds that have one count per rank, repeated for each of `blocks` blocks. */
+/* Returns 1 for collectives with an array of counts, one per rank, which is repeated for each of
+ * tsh_coll.blocks blocks. */
 static int tshi_coll_rows(tsh_coll_kind kind) {
     return kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
 }
@@ -42,7 +44,7 @@ static int64_t tshi_coll_chunk(int64_t n, int size, int k) {
     return chunk == 0 || k > n / chunk ? n : chunk * k;
 }
 
-/* Returns 1 for kinds that combine the ranks' values by coll->redop. */
+/* Returns 1 for collectives that combine the ranks' values by tsh_coll.redop. */
 static int tshi_coll_reduces(tsh_coll_kind kind) {
     return kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER;
 }

@@ -13,8 +13,8 @@
 
 enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
 
-/* The number of elements that a collective reads from this rank's send buffer and writes to its
- * recv buffer. -1: a count, or the rank to send to or receive from, is not valid. */
+/* The numbers of elements that a collective reads from this rank's send buffer and writes to its
+ * recv buffer. -1: a count, or the root or the rank to send to or receive from, is not valid. */
 typedef struct tshi_comm_size {
     int64_t send, recv; /* numbers of elements */
 } tshi_comm_size;
@@ -80,13 +80,13 @@ static int tshi_comm_usable(const tsh_comm *comm) {
 
 /* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
 static int tshi_comm_valid(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
-    /* 1: needs no recv */
+    /* lends 1: an all-gather whose recv may be NULL, as the backend lends its own buffer */
     const int lends = coll->kind == TSH_ALLGATHER && comm->ops && comm->ops->lend;
     if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
     if (size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
-         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
+         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG needs floats */
         return 0;
     return (!size.send || coll->send) && (!size.recv || lends || coll->recv) &&
            coll->timeout_ns >= 0;
@@ -98,16 +98,16 @@ static uint64_t tshi_comm_share(uint64_t n, int size) {
     return n / p * (p - 1) + n % p * (p - 1) / p;
 }
 
-/* Returns the bytes that this rank sends if the ranks of the group form a ring. */
+/* Returns the bytes that this rank sends in a collective if the ranks of the group form a ring. */
 static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    /* sends as much as a reduce-scatter and an all-gather together */
+    /* an all-reduce sends as much as a reduce-scatter and an all-gather together */
     case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
-    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes the buffer on */
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes all of it on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
     default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
@@ -136,7 +136,8 @@ static tsh_result tshi_comm_compare(tsh_comm *comm) {
     return ctx->compare(comm, ctx);
 }
 
-/* Until the next call: errors of collectives of ctx say that this function runs them. */
+/* Sets the public function that error messages name as the caller of ctx's collectives, until the
+ * next call of this function. */
 static void tshi_comm_set_caller(tsh_ctx *ctx, tshi_coll_caller caller) {
     ctx->world.caller = ctx->tp.caller = ctx->dp.caller = ctx->pp.caller = (int)caller;
 }
@@ -226,7 +227,7 @@ TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_c
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
     tsh_coll coll = tshi_comm_coll(TSH_SENDRECV, send, recv, 0, dtype);
     coll.send_counts = &send_count;
-    coll.recv_counts = &recv_count; /* one count: no array needed */
+    coll.recv_counts = &recv_count; /* arrays of one count */
     coll.send_to = to;
     coll.recv_from = from;
     return tshi_comm_run(comm, &coll);
@@ -265,14 +266,14 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     /* 1: a collective between two ranks; the backend numbers these */
     pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
-    if (!pairwise) coll->tag = comm->caller ? comm->caller : -1; /* for tshb_coll_text */
+    if (!pairwise) coll->tag = comm->caller ? comm->caller : -1; /* errors name the caller */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
     if (*req) comm->in_flight++; /* *req 0: the collective is complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
-    comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
+    comm->stats.calls[coll->kind]++; /* counted for tsh_comm_stats */
     comm->stats.bytes[coll->kind] += bytes;
     if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
     return TSH_OK;
@@ -298,9 +299,9 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     return result;
 }
 
-/* Waits until a collective of this rank has filled its recv; what it sends must not change until
- * the request is waited for. Sets *req to 0 if the backend does not tell these apart: then the
- * request has been waited for. */
+/* Waits until a collective has filled this rank's recv buffer. The send buffer must not change
+ * until tsh_wait has returned for *req. If the backend cannot wait for recv alone, calls tsh_wait
+ * and sets *req to 0. */
 static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
     const tsh_req started = *req;
     const int64_t begin = tshi_trace_now(comm->trace);
@@ -314,8 +315,9 @@ static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
     return result;
 }
 
-/* Waits until the values of an all-gather without recv are complete, and outputs the address where
- * this rank may read them until it waits for the request. */
+/* Waits until the result of an all-gather whose recv is NULL is complete, and sets *values to the
+ * backend's buffer that has it, which this rank may read until it calls tsh_wait for the
+ * request. */
 static tsh_result tshi_comm_lend(tsh_comm *comm, tsh_req req, const void **values) {
     const int64_t begin = tshi_trace_now(comm->trace);
     const tsh_result result = req ? comm->ops->lend(comm, req, values) : TSH_OK;
@@ -371,16 +373,16 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    /* replaces a code that is not one of an error */
+    /* if code is no error code, TSH_ERR_ABORTED replaces it */
     if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
     memset(&why, 0, sizeof why); /* clears padding, too: a backend may send the struct */
-    /* rank -1: the backend fills in its own rank */
+    /* rank -1: the backend replaces it by this rank's number */
     (void)tsh_error_set(&why, code, -1, "%s", message ? message : "");
     comm->ops->abort(comm, &why);
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm || comm == &tshi_comm_none) return; /* is const: cannot be written */
+    if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
     if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
     memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
 }

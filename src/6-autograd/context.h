@@ -49,16 +49,18 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     return 1;
 }
 
-/* Splits the world into the groups of each axis. The color of a group is its first rank in the
- * world, whose coordinate along the axis is 0; the key is the rank's coordinate. */
+/* Splits the world into the groups of each axis, by color and key as MPI_Comm_split does. The color
+ * of a group is its first rank in the world, whose coordinate along the axis is 0; the key is the
+ * rank's coordinate. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
-    int size[3], i, step = 1, rank = ctx->world.rank; /* step: from rank to rank along axis i */
+    /* step: by how much the ranks of neighbours along axis i differ */
+    int size[3], i, step = 1, rank = ctx->world.rank;
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
         tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
         int own = rank / step % size[i]; /* this rank's coordinate along axis i */
-        if (size[i] == 1) continue;      /* the ctx has a group of one already */
+        if (size[i] == 1) continue;      /* the group keeps its default: one rank */
         const uint64_t name = (uint64_t)axis[i] << TSHI_COLL_AXIS;
         if (tshi_error_comm(ctx, tshi_comm_split(&ctx->world, name, rank - own * step, own, comm),
                             "tsh_open: split") != TSH_OK)
@@ -66,7 +68,9 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
     }
 }
 
-/* Sets how the ranks of tp share dimensions. */
+/* Sets ctx->deal from desc->shares, which say how unequally the ranks of tp share dimensions:
+ * before[r] is the sum of the shares of the ranks below r. Without shares, or if all are equal,
+ * before stays NULL, and torch.chunk's rule holds. */
 static void tshi_context_deal(tsh_ctx *ctx, const tsh_desc *desc) {
     enum { MOST = 1000000 };
     const int ranks = ctx->deal.ranks = ctx->tp.size;
@@ -100,7 +104,8 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
     tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0); /* tsh_mem counts the ctx, too */
-    ctx->mem.calls = 1;                                       /* the allocator was called once */
+    /* calls of the allocator so far: one, for the ctx */
+    ctx->mem.calls = 1;
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
     ctx->dtype = desc->dtype != TSH_DTYPE_DEFAULT ? desc->dtype : TSH_REAL;
@@ -108,7 +113,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
-    /* number of elements from which on a bucket is full */
+    /* a bucket of gradients is full once it has this many elements */
     ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
@@ -141,7 +146,7 @@ static TSHI_COLD const char *tshi_context_inexact(void) {
     const volatile float big = 1e30f, one = 1, three = 3, five = 5, zero = 0, endless = INFINITY;
     const float a = big, b = one, c = five, d = -zero, e = endless;
     const volatile float sum = (a + b) - a, third = c / 3, exact = c / three, positive = d + 0.0f;
-    const float nothing = e - e; /* NaN */
+    const float nothing = e - e; /* infinity - infinity: NaN */
     if (nothing == nothing) return "-ffinite-math-only";
     if (sum != 0) return "-fassociative-math";
     if (third != exact) return "-freciprocal-math";
@@ -149,8 +154,8 @@ static TSHI_COLD const char *tshi_context_inexact(void) {
     return NULL;
 }
 
-/* Returns 1 if the library has the version, the tsh_real and the tsh_desc of the program, which
- * calls op (see TSH_BUILT); else 0 and fills in *error. */
+/* Returns 1 if the library was compiled with the same version and the same sizes of tsh_real and
+ * tsh_desc as the program, which calls op (see TSH_BUILT); else returns 0 and fills in *error. */
 static TSHI_COLD int tshi_context_same_build(const char *op, int version, size_t real, size_t size,
                                              const tsh_desc *desc, tsh_error *error) {
     const int mine = TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR;
@@ -229,13 +234,13 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
 }
 
 TSH_API TSHI_COLD tsh_result(tsh_open)(const tsh_desc *desc, tsh_ctx **out) {
-    return tsh_open_built(1, 0, 0, desc, out); /* 1: version 0.1 */
+    return tsh_open_built(1, 0, 0, desc, out); /* 1: the program was compiled with tshard.h 0.1 */
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
     if (ctx->trace && ctx->trace->profile) tshi_profile_end(ctx);
-    tshi_error_report(ctx);  /* needs the comms, which are closed below */
+    tshi_error_report(ctx);  /* before the comms, by which it reports, are closed */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     for (const tshi_outer_request *r = ctx->outer_requests; r; r = r->next)
         (void)tsh_wait(&ctx->dp, r->req);

@@ -32,7 +32,7 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
 /* Prints the text `before`, then which values the node saves for backward and their bytes: "saves x
  * weight, 3584 bytes". Prints nothing if the node saves nothing. */
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
-    /* aux: values of the op's own that backward reads */
+    /* node->aux: data, besides inputs and output, that the op keeps for its backward */
     size_t bytes = node->aux ? node->aux->size : 0;
     unsigned saved = 0; /* bits of the inputs and of the output that are saved */
     for (int i = 0; i <= node->n; i++) {

@@ -12,7 +12,8 @@ TSH_API void tsh_check_inputs(tsh_ctx *ctx, int on) {
     if (ctx) ctx->check_inputs = on != 0;
 }
 
-/* Returns 1 if the program gave t its values, no op, and all ranks of tp must have the same. */
+/* Returns 1 if the program itself may have filled t (it is owned, or has TSHI_GIVEN, and is no
+ * parameter) and t is replicated, so that all ranks of tp must have the same values. */
 static int tshi_inputs_given(const tsh_tensor *t) {
     const unsigned flags = t ? t->base->flags : 0;
     return t && t->block && t->layout.kind == TSH_REPLICATED && !(flags & TSHI_PARAM) &&
@@ -29,7 +30,7 @@ static int tshi_inputs_differ(const tsh_tensor *t) {
     int r, differ = 0;
     if (!block) return 0;
     theirs = (int64_t *)tshi_mem_data(block);
-    counts = theirs + size; /* each rank sends one hash */
+    counts = theirs + size; /* counts[r]: number of hashes from rank r, 1 */
     for (r = 0; r < size; r++) counts[r] = 1;
     if (tshi_error_comm(ctx, tsh_allgather(&ctx->tp, &mine, theirs, counts, 1, TSH_I64),
                         "tsh_check_inputs") == TSH_OK)
@@ -39,8 +40,8 @@ static int tshi_inputs_differ(const tsh_tensor *t) {
     return differ;
 }
 
-/* Compares those inputs of a call that the program gave, over tp. Fails with a sentence that names
- * the op, the input and the first rank that differs. */
+/* Compares, over tp, the inputs of a call whose values the program gave (tshi_inputs_given). Fails
+ * with a sentence that names the op, the input and the first rank that differs. */
 static TSHI_COLD void tshi_inputs_check(const tshi_op *op, tsh_tensor *const *in, int n) {
     for (int i = 0; i < n; i++) {
         char text[TSHI_TEXT_SIZE];
@@ -55,7 +56,7 @@ static TSHI_COLD void tshi_inputs_check(const tshi_op *op, tsh_tensor *const *in
                        "the rank of the world",
                        op->name, length, name, tshi_dtype_name(in[i]->dtype),
                        tshi_tensor_text(in[i], text), differ);
-        in[i]->ctx->error.rank = -1; /* all ranks find it */
+        in[i]->ctx->error.rank = -1; /* -1: no single rank's error, all ranks find it */
         return;
     }
 }

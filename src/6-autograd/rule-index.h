@@ -38,7 +38,8 @@ static int tshi_rule_beside(const tsh_tensor *x, const tsh_tensor *t, int axis) 
            tshi_layout_same_shards(&x->layout, &t->layout, x->dim[d], &x->ctx->deal);
 }
 
-/* Refuses the layouts of x and an index, or of x and src, in an op along `axis`. Returns 0. */
+/* Fails because the layouts of x (input 0) and of t, an index or src, do not fit each other in an
+ * op along `axis`. Returns 0. */
 static int tshi_rule_refuse_index(const tshi_call *call, const tsh_tensor *t, int axis) {
     const tsh_tensor *x = call->in[0];
     const char *hint = "shard both alike, along another dimension than that of the index: "
@@ -52,8 +53,9 @@ static int tshi_rule_refuse_index(const tshi_call *call, const tsh_tensor *t, in
     return tshi_rule_refuse(call, x, t, hint);
 }
 
-/* Applies the rule of gather along an axis. "x index: output": R R: R.  P R: P.  R S(axis):
- * S(axis), dx P.  S(d) S(d): S(d), d not the axis. */
+/* Applies the layout rule of gather along an axis. Its cases, as "x index: output":
+ * R R: R.  P R: P.  R S(axis): S(axis), and the gradient of x is P.
+ * S(d) S(d): S(d), if d is not the axis. */
 static int tshi_rule_gather(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     const tsh_tensor *x = call->in[0], *index = call->in[1];
@@ -66,8 +68,8 @@ static int tshi_rule_gather(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of scatter_add along an axis. "x index src: output": R R R: R.  P R P: P.  S(d)
- * S(d) S(d): S(d), d not the axis. */
+/* Applies the layout rule of scatter_add along an axis. Its cases, as "x index src: output":
+ * R R R: R.  P R P: P.  S(d) S(d) S(d): S(d), if d is not the axis. */
 static int tshi_rule_scatter(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     const tsh_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
@@ -82,9 +84,11 @@ static int tshi_rule_scatter(const tshi_call *call, tshi_output *output) {
     return tshi_rule_beside(x, src, axis) || tshi_rule_refuse_index(call, src, axis);
 }
 
-/* Applies the rule of index_select along an axis, with a 1-D index. "x index: output": R R: R.
- * P R: P.  R S(0): S(axis), dx P.  S(d) R: S(d), d not the axis.  S(axis) R: P, because a rank
- * outputs 0 for slices that it does not hold. */
+/* Applies the layout rule of index_select along an axis, with a 1-D index. Cases, as "x index:
+ * output":
+ * R R: R.  P R: P.  S(d) R: S(d), if d is not the axis.
+ * R S(0): S(axis), and the gradient of x is P.
+ * S(axis) R: P, because a rank outputs 0 for slices that it does not hold. */
 static int tshi_rule_select(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     const tsh_tensor *x = call->in[0], *index = call->in[1];

@@ -59,13 +59,14 @@ static int tshi_rule_group_norm(const tshi_call *call, tshi_output *output) {
 
 /* -- LSTM and GRU: their layout rule ------------------------------------------ */
 
-/* Params of the rule of recurrent layers. */
+/* Parameters of tshi_rule_recurrent, the layout rule of LSTM and GRU. */
 typedef struct tshi_rule_recurrent_params {
-    int gates, batch; /* gates of a unit; batch: the dimension of x that counts samples */
+    /* gates: per hidden unit, 4 (LSTM) or 3 (GRU); batch: the dimension of x that counts samples */
+    int gates, batch;
 } tshi_rule_recurrent_params;
 
-/* Returns how the units of a layer are sharded, if w, S(0), is one of its weights: as one segment
- * of w is. */
+/* Returns the layout of the hidden units of a recurrent layer, one of whose weights is w, S(0):
+ * that of one segment of w, which has a segment per gate. */
 static tsh_layout tshi_rule_units(const tsh_tensor *w) {
     tsh_layout units = w->layout;
     units.segments = 1;
@@ -73,8 +74,9 @@ static tsh_layout tshi_rule_units(const tsh_tensor *w) {
     return units;
 }
 
-/* Returns 1 if all weights that there are, in[1] to in[4], are sharded by units, with the gates of
- * a unit on one rank: S(0), a segment per gate, all cut alike. */
+/* Returns 1 if the weights and biases in[1] to in[4], apart from those that are NULL, are sharded
+ * by hidden units, so that a rank has all gates of its units: S(0), with a segment per gate, all
+ * cut alike. */
 static int tshi_rule_by_units(const tshi_call *call, int gates) {
     const tsh_layout *first = &call->in[1]->layout;
     for (int i = 1; i < 5; i++) {
@@ -91,16 +93,16 @@ static int tshi_rule_by_units(const tshi_call *call, int gates) {
     return 1;
 }
 
-/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in),
- * four weights, h0 and c0 (1, B, H). If the weights are R and x is R, all is R. If x is sharded by
- * samples, h0 and c0 are, too, the output is, and the gradients of the weights are P. If the
- * weights are sharded by units, x is R, h0, c0 and the output are S(2), and dx is P. */
+/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in), two
+ * weights and two biases, h0 and c0 (1, B, H). If weights and x are R, all is R. If x is sharded by
+ * samples, so are h0, c0 and the output, and the gradients of the weights are P. If the weights are
+ * sharded by hidden units, x is R, h0, c0 and the output are S(2), and dx is P. */
 static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
     const tshi_rule_recurrent_params *p = (const tshi_rule_recurrent_params *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1];
     const int units = w->layout.kind == TSH_SHARDED;
     const int samples = tshi_rule_is_sharded(x, p->batch);
-    tsh_layout state = tsh_replicated(); /* of h0 and c0 */
+    tsh_layout state = tsh_replicated(); /* the layout that h0 and c0 must have */
     if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
     if (x->layout.kind == TSH_SHARDED && (units || !samples))
         return tshi_rule_refuse(call, x, w,
@@ -123,7 +125,7 @@ static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
     } else if (samples) {
         state = x->layout;
         state.dim = 1;
-        output->partial = 0x1E; /* the four weights */
+        output->partial = 0x1E; /* inputs 1 to 4: weights and biases */
     }
     for (int i = 5; i < call->n; i++)
         if (call->in[i] &&
@@ -148,12 +150,14 @@ static int tshi_rule_sums_channels(const tsh_tensor *w, const tshi_rule_channels
     return how->groups == 1 && tshi_rule_is_sharded(w, how->transposed ? 0 : 1);
 }
 
-/* Sets *layout to that of a tensor (N, groups * per, ..) of which each rank has the channels of its
- * groups of w, which is S(0). Returns 0 if a group's rows of w lie on two ranks. */
+/* For a convolution with groups, whose weight w is S(0): sets *layout to that of a tensor (N,
+ * groups * per, ..) of which each rank has the channels of the groups whose rows of w it holds.
+ * Returns 0 if the rows of one group lie on two ranks. */
 static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
                                tsh_layout *layout) {
     const int64_t rows = w->dim[0] / groups, unit = w->layout.segment[0].unit;
-    const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1; /* groups of a unit */
+    /* number of groups whose rows of w make up a unit of its layout */
+    const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1;
     const tshi_deal *deal = &w->ctx->deal;
     const tsh_layout cut = tsh_shard_units(0, whole);
     *layout = tsh_shard_units(1, whole * (per > 0 ? per : 1));
@@ -164,7 +168,8 @@ static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
     return 1;
 }
 
-/* Returns 1 and sets *layout if each rank's shard of w takes a shard of x's channels, S(1). */
+/* Returns 1 if each rank needs only some of x's channels for its shard of w; then *layout is set to
+ * the layout of an x that is cut in this way, S(1). */
 static int tshi_rule_takes_channels(const tsh_tensor *x, const tsh_tensor *w,
                                     const tshi_rule_channels *how, tsh_layout *layout) {
     if (w->layout.kind != TSH_SHARDED) return 0;
@@ -177,8 +182,9 @@ static int tshi_rule_takes_channels(const tsh_tensor *x, const tsh_tensor *w,
     return tshi_rule_sums_channels(w, how);
 }
 
-/* Returns why the layouts of x and w do not fit, as the end of a sentence; NULL: they fit. column,
- * takes: 1 if w is sharded by output channels; if it takes an x of layout `layout`. */
+/* Returns why the layouts of x and w do not fit, as the end of a sentence; NULL: they fit. column
+ * 1: w is sharded by output channels; takes 1: w is sharded in such a way that x must have the
+ * layout *layout (tshi_rule_takes_channels). */
 static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int takes,
                                        const tsh_layout *layout) {
     const tsh_tensor *x = call->in[0], *w = call->in[1];
@@ -209,10 +215,10 @@ static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int ta
 
 /* Applies the rule of convolutions. Shapes: x and y (N, channels, ..), bias (out). C_in and C_out
  * are the weight's dimensions of input and output channels.
- * W R: y has the layout of x, which is R, S(0), or P without bias. If it is not R: dW and db are P.
+ * W R: y has the layout of x, which is R, S(0), or P without bias. If x is not R, dW and db are P.
  * W S(C_out), column-parallel: x is R, y S(1), dx P.
- * W S(C_in), row-parallel: x is S(1), y R, by an all-reduce.
- * Groups and W S(0), in whole groups: x is S(1) by groups, y too. */
+ * W S(C_in), row-parallel: x is S(1); y is all-reduced to R.
+ * Groups, and W S(0) with whole groups on each rank: x and y are S(1), cut by groups like W. */
 static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
     const tshi_rule_channels *how = (const tshi_rule_channels *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
@@ -228,9 +234,9 @@ static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
         output->partial = TSHI_X;
     } else if (tshi_rule_sums_channels(w, how)) { /* each rank sums over some input channels */
         output->layout = tsh_replicated();
-    } else if (takes) { /* each rank has some groups */
+    } else if (takes) { /* each rank computes some groups */
         (void)tshi_rule_group_cut(w, how->groups, outs / how->groups, &output->layout);
-    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has images, or a partial sum */
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has some images, or x is P */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     if (output->layout.kind == TSH_SHARDED && output->layout.dim == 1) {
@@ -245,8 +251,8 @@ static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
 }
 
 /* Applies the rule of pools and of interpolation, which work along all dimensions after the first
- * two: the output has the layout of x, which is R, S(0) or S(1); P only if the op is linear, which
- * *params says. */
+ * two: the output has the layout of x, which is R, S(0), S(1) or, if the op is linear (*params is
+ * 1), P. */
 static int tshi_rule_pool(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0];
     (void)output;

@@ -88,7 +88,7 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
     if (sums && call->n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
     if (!cut) return 1;
     output->layout = cut->layout;
-    output->layout.dim += ndim - cut->ndim; /* shapes are aligned at the right */
+    output->layout.dim += ndim - cut->ndim; /* broadcasting aligns shapes at the right */
     d = output->layout.dim;
     for (i = 0; i < call->n; i++) {
         const tsh_tensor *x = call->in[i];
@@ -116,10 +116,10 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
         const unsigned sums = tshi_rule_sums(call);                                                \
         return tshi_rule_elementwise(call, sums, (allowed), output);                               \
     }
-TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b: both may be P */
-TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* a b: either may be P */
+TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b: both P, or neither */
+TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* a b: one of them may be P */
 TSHI_RULE_LINEAR(divide, sums == TSHI_A)                     /* a / b: a may be P */
-TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* yes and no may both be P */
+TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* yes and no: both P, or neither */
 #undef TSHI_RULE_LINEAR
 
 /* Applies the rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
@@ -151,7 +151,7 @@ static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     if (tshi_rule_is_sharded(call->in[0], along->axis))
         *layout = tsh_partial();
     else if (layout->kind == TSH_SHARDED && layout->dim > along->axis && !along->keepdim)
-        layout->dim--; /* the output has no reduced dimension */
+        layout->dim--; /* the reduced dimension, which was before it, is gone */
     return 1;
 }
 
@@ -208,7 +208,7 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
         if (fits && layout->kind == TSH_SHARDED && !along)
             fits = tshi_layout_equal(own, layout, in[i]->dim, &in[i]->ctx->deal);
         for (e = 0; e < own->segments && along && fits; e++) {
-            fits = layout->segments < TSH_MAX_SEGMENTS; /* there is space for one more */
+            fits = layout->segments < TSH_MAX_SEGMENTS; /* there is space for one more segment */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
@@ -240,7 +240,8 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     /* if one input is R, its gradient is a partial sum */
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* the other one must be R */
+    /* one is P: the other one must be R */
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
@@ -255,7 +256,7 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* A is sharded along m, B is R */
     if (sb && db == nd - 1) return 1; /* A is R, B is sharded along n */
-    if (out->dim >= nd - 2) return 0; /* only one input is sharded along k */
+    if (out->dim >= nd - 2) return 0; /* refused: only one input is sharded along k */
     /* b: from here on the input that is R, which must be broadcast along the batch dimension */
     if (sb) b = a;
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
@@ -323,15 +324,15 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of an adapter, y + s h B^T. Shapes: y (..., out), h (..., rank), B (out, rank).
- * The output has the layout of y. B S(0), as y is S(-1): h must be R, and dh is P. B R: h has the
- * layout of y; if that is not R, dB is P. */
+/* Applies the rule of an adapter of low rank, y + s h B^T. Shapes: y and output (..., out), h (...,
+ * rank), B (out, rank). The output has the layout of y. If B is S(0), y is S(-1) and h is R: then
+ * dh is P. If B is R, h has the layout of y, and unless that is R, dB is P. */
 static int tshi_rule_lora(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *h = call->in[1], *b = call->in[2];
     if (b->layout.kind == TSH_SHARDED)
         output->partial = TSHI_WEIGHT; /* the bit of input 1, h */
     else if (h->layout.kind != TSH_REPLICATED)
-        output->partial = TSHI_BIAS; /* that of input 2, B */
+        output->partial = TSHI_BIAS; /* the bit of input 2, B */
     return 1;
 }
 
@@ -347,7 +348,8 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse(call, ids, w,
                                 "a sharded weight takes replicated ids: "
                                 "tsh_redistribute(ids, tsh_replicated())");
-    output->layout = w->layout.dim ? w->layout : tsh_partial(); /* W S(1): S(-1); W S(0): P */
+    /* W S(1) gives S(-1), S(0) gives P */
+    output->layout = w->layout.dim ? w->layout : tsh_partial();
     if (w->layout.dim) output->layout.dim = ids->ndim;
     return 1;
 }
@@ -378,7 +380,7 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* its layout fits: forgets w */
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* NULL: its layout fits */
     if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
     if (w || b)
         return tshi_rule_refuse(call, x, w ? w : b,
@@ -447,17 +449,16 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
 
 /* -- cross-entropy: its layout rule ---------------------------------------- */
 
-/* Returns which dimension of the logits is that of the classes. dim: as in
- * tsh_cross_entropy_desc. */
+/* Returns the index of the logits' dimension of classes. dim: as in tsh_cross_entropy_desc. */
 static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
     return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
 }
 
-/* Applies the rule of cross-entropy. The logits have a dimension of classes; the others are rows.
- * If the logits are R or sharded along the classes, and the target is R, the output is R. If logits
- * and target are sharded along rows, it is P, or S if losses are not reduced. A target of
- * probabilities may have the layout of the logits, too. The weight per class is R, or sharded as
- * the classes. *params: the tsh_cross_entropy_desc. */
+/* Applies the rule of cross-entropy. One dimension of the logits is that of the classes; the others
+ * count rows. If the logits are R or sharded along the classes, and the target is R, the output is
+ * R. If logits and target are sharded along rows, the output is P, or S if losses are not reduced.
+ * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
+ * sharded as the classes. *params: the tsh_cross_entropy_desc. */
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
@@ -502,8 +503,8 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Returns 1 if a weight, broadcast to x's shape, is laid out as a loss takes it: R, with length 1
- * along the dimension along which x is sharded, or sharded as x is. */
+/* Returns 1 if a loss takes a weight w, which is broadcast to x's shape, in its present layout: R,
+ * with length 1 where x is sharded, or sharded as x is. */
 static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
     /* own: the dimension of w along which x is sharded; negative: none */
     const int own = x->layout.dim - (x->ndim - w->ndim);
@@ -514,10 +515,10 @@ static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
            tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], &x->ctx->deal);
 }
 
-/* Applies the rule of losses element by element: of x, a target of x's shape, and weights that are
- * broadcast to it or NULL. If x and target are R, the output is R. If they are sharded alike, it is
- * P, or sharded as they are if losses are not reduced. Weights are R or sharded as x; they get no
- * gradient. *params: the tsh_loss_desc. */
+/* Applies the rule of elementwise losses. Inputs: x, a target of x's shape, and weights that are
+ * broadcast to it, or NULL. If x and target are R, the output is R. If they are sharded alike, it
+ * is P, or sharded as they are if losses are not reduced. Weights are R or sharded as x; they get
+ * no gradient. *params: the tsh_loss_desc. */
 static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
     const tsh_loss_desc *desc = (const tsh_loss_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1];
@@ -537,9 +538,9 @@ static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of the cosine along the dimension to which params points, a dimension of the
- * broadcast shape: that of an elementwise op that is not linear; but along that dimension the
- * ranks' sums are all-reduced, so S along it gives R, and S along another one S. */
+/* Applies the rule of cosine similarity along dimension *params of the broadcast shape. It is that
+ * of a nonlinear elementwise op, but along this dimension the ranks all-reduce their sums: S along
+ * it gives R, and S along another dimension gives S. */
 static int tshi_rule_cosine(const tshi_call *call, tshi_output *output) {
     const int axis = *(const int *)call->params;
     if (!tshi_rule_nonlinear(call, output)) return 0;

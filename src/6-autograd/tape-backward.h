@@ -69,7 +69,8 @@ static void tshi_tape_release_out(tsh_tensor *out) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Releases the values that a node saved, and what its outputs have of the tape. */
+/* Releases the values that a node saved for backward, and turns its outputs into constants
+ * (tshi_tape_release_out). */
 static void tshi_tape_release_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
@@ -176,8 +177,8 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* Returns 1 if gradients are averaged over dp: there are replicas, and no tsh_outer lets them train
- * apart. */
+/* Returns 1 if backward averages gradients over dp: there are several replicas, and no tsh_outer,
+ * with which each replica steps by its own gradients. */
 static int tshi_tape_averages(const tsh_ctx *ctx) {
     return ctx->dp.size > 1 && !ctx->outers;
 }
@@ -206,7 +207,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket has divided it */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket has divided gr */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                ctx->dry   ? 0
                                : replicas ? ctx->buckets.weight
@@ -218,7 +219,8 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* Empties the list of buckets; from now on tshi_tape_deliver fills buckets and sends them. */
+/* If gradients are averaged over dp, empties the list of buckets: from now on tshi_tape_deliver
+ * fills buckets with gradients and sends them. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
     ctx->tape.syncing = tshi_tape_averages(ctx);
     if (ctx->tape.syncing) tshi_bucket_begin(ctx, ctx->tape.summed);

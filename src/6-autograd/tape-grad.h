@@ -199,8 +199,8 @@ static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
             "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
-/* For tsh_detect_anomaly: returns 1 if t's gradient in acc is finite, or acc is empty. Else fails
- * and returns 0: "the <what> of <name> (2, 3) R has NaN". length: bytes of name. */
+/* For tsh_detect_anomaly: returns 1 if t's gradient in acc is finite, or acc is empty. Else returns
+ * 0 and an error such as "the <what> of <name> (2, 3) R has NaN". length: bytes of name. */
 static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tensor *t,
                                           const tshi_accumulator *acc, const char *what,
                                           const char *name, int length) {
@@ -215,8 +215,8 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                     length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
-/* For tsh_detect_anomaly: checks that the gradient of input i is finite after the node has added to
- * it, as tshi_tape_check_grad does; in both accumulators, but not in gp while its all-reduce
+/* For tsh_detect_anomaly: called when the node has added to the gradient of input i. Returns 0 and
+ * an error if one of its accumulators, gr and gp, is not finite; skips gp while its all-reduce
  * runs. */
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
@@ -301,8 +301,8 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Adds what is still partial in the gradient of one output of the node (tshi_tape_complete), and
- * checks it for tsh_detect_anomaly. Returns 0 after an error. */
+/* Completes the gradient of one output of the node (tshi_tape_complete) and, for
+ * tsh_detect_anomaly, checks that it is finite. Returns 0 after an error. */
 static int tshi_tape_complete_one(const tshi_node *node, tsh_tensor *out) {
     return tshi_tape_complete(out) &&
            (!out->ctx->anomalies ||

@@ -61,11 +61,12 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     return node;
 }
 
-/* Gives a node the outputs that its op has after the first, `count` of them: backward reads their
- * values, too. A gradient comes back to each output of a floating dtype, also to the first. */
+/* Adds to a node those outputs of its op that follow the first, `count` of them, and saves their
+ * values for backward. Each output of a floating dtype, the first one too, gets a gradient. */
 static void tshi_tape_add_outputs(tshi_node *node, tsh_tensor *const *more, int count) {
     tshi_arena *arena = &node->out->ctx->tape.arena;
-    const size_t size = (size_t)count * sizeof(tsh_tensor *); /* bytes of either array */
+    /* bytes of node->more, and of node->more_saved */
+    const size_t size = (size_t)count * sizeof(tsh_tensor *);
     tsh_ctx *ctx = node->out->ctx;
     if (!count) return;
     node->more = (tsh_tensor **)tshi_mem_arena_alloc(ctx, arena, size);

@@ -4,12 +4,12 @@
 /* Needs: >>attention.                                                        */
 /* ========================================================================== */
 
-/* A strip, which is some rows of a tile: the argument of the tile's kernels. Row r of the strip
- * sees the first (visible + r * each) of its n keys, of which only the first `most` exist. */
+/* A strip, some of the queries of a tile, as the argument of the softmax kernels. Row r of the
+ * strip sees the first (visible + r * each) of its n keys, of which only the first `most` exist. */
 typedef struct tshi_strip {
     const tshi_head *h; /* the head that the tile belongs to */
     int64_t i, r;       /* the query of the strip's first row, and that row's index in the tile */
-    int64_t n, most;    /* number of keys that are computed; of these, keys that exist */
+    int64_t n, most;    /* number of keys that are computed; how many of these exist */
     int64_t visible;    /* keys that row 0 of the strip sees; negative: the first rows see none */
     /* 1 if causal or with a window: every row sees one key more than the row before */
     int64_t each;
@@ -162,8 +162,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float 
     }
 }
 
-/* Sets h->back.rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to delta, the dot
- * product of dO and O, of each of these rows. The column strides of O and dO are 1. */
+/* Sets h->back.rows_do to rows [i, i + m) of dO, rounded to pairs of bf16, and h->row to delta of
+ * these rows, the dot product of dO and O. The column strides of O and dO are 1. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
                                                              int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
@@ -188,8 +188,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
     }
 }
 
-/* Does what tshi_attention_grad_body does for n rows, but writes bf16: p and dS in pairs of queries
- * to columns_p and columns_s, and dS in pairs of keys to the rows of h->back.t. */
+/* Does what tshi_attention_grad_body does for n rows, but writes bf16: the probabilities p and the
+ * gradients dS of the scores, in pairs of queries, to columns_p and columns_s, and dS in pairs of
+ * keys to the rows of h->back.t. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
@@ -210,7 +211,7 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
                                                                     : 0;
         }
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
-            /* 1: a query sees some of the 16 keys from e on */
+            /* 1: one of the two queries sees one of the 16 keys from e on */
             const int some = e < visible[0] || e < visible[1];
             p[0] = p[1] = ds[0] = ds[1] = _mm512_setzero_ps();
             for (int q = 0; q < 2 && some; q++) {

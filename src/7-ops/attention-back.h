@@ -4,8 +4,9 @@
 /* Needs: >>attention-tile.                                                   */
 /* ========================================================================== */
 
-/* Packs p and dS of a tile's rows [r, r + m), n keys each, to columns_p and columns_s, in pairs of
- * queries. Then rounds these rows of dS to pairs of keys, in place. */
+/* Packs the probabilities p and the gradients dS of the scores, of a tile's rows [r, r + m) with n
+ * keys each, to columns_p and columns_s, in pairs of queries. Then rounds these rows of dS to pairs
+ * of keys, in place. */
 static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
     tsh_real *const ds = h->back.t + r * h->pitch;
     const int64_t at = r / 2 * h->pitch;
@@ -16,9 +17,9 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
     tshi_attention_round(h, ds, m, n);
 }
 
-/* Adds dS, of rows [r, r + m) of the tile at query i and keys [j, j + n), to the gradient of the
- * mask. Then multiplies dS by what the kernels left out: the derivative of a soft cap, and
- * scale. */
+/* Adds dS, the gradient of the scores, of rows [r, r + m) of the tile at query i and of keys
+ * [j, j + n), to the gradient of the mask. Then multiplies dS by what the kernels left out: the
+ * derivative of a soft cap, and scale. */
 static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
@@ -64,15 +65,16 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
-/* Returns 1 if products are added to the gradient `to` in place: its rows are contiguous, and their
- * length d is a multiple of half of nr, the columns that a micro-kernel computes. Products of
- * tsh_real are added up first if `to` has values, which `over` 1 overwrites. */
+/* Returns 1 if products are computed in the memory of the gradient `to` itself: its rows are
+ * contiguous, and their length d is a multiple of half of nr, the columns that a micro-kernel
+ * computes. If operands are tsh_real and `to` already has values (over is 0), products are summed
+ * in scratch memory instead, which is then added to `to`. */
 static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to, int over) {
     return (h->pairs || over) && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* Returns the m rows of Q or dO of a tile as operand B of products: `rows`, or, if operands are
- * pairs, `columns`, which is columns_q or columns_do. */
+/* Returns the m rows of Q or dO of a tile as right operand B of products: `rows`, or, if operands
+ * are pairs of bf16, `columns`, which is columns_q or columns_do. */
 static tshi_matmul_slivers tshi_attention_columns(const tshi_head *h, int64_t m,
                                                   tshi_matmul_strips rows,
                                                   const tsh_real *columns) {
@@ -82,11 +84,11 @@ static tshi_matmul_slivers tshi_attention_columns(const tshi_head *h, int64_t m,
                : tshi_attention_slivers(h, rows.data, rows.row, nr);
 }
 
-/* Adds P^T B to C (n, d), the rows of dV or dK of keys [j, j + n). P and B have the m rows of the
- * tile that begins at query i. b: rows of dO or Q (tshi_attention_columns); p: P, shape (rows,
- * pitch), or columns_p or columns_s; to: dV or dK; over 1: overwrites `to`; scratch: sum_v or
- * sum_k, which C is in if it is not computed in place. Computes mr keys at a time, and skips the
- * queries that see none of these. */
+/* Adds P^T B to C (n, d), the rows of dV or dK of keys [j, j + n); P and B have the m rows of the
+ * tile that begins at query i. For dV, P is the probabilities p, and B is dO; for dK, P is dS, and
+ * B is Q. b: B (tshi_attention_columns); p: P, shape (rows, pitch), or columns_p or columns_s; to:
+ * dV or dK; over 1: overwrites `to`; scratch: sum_v or sum_k, which has C if it is not computed in
+ * place. Computes mr keys at a time, and skips the queries that see none of these. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                          tshi_matmul_slivers b, const tsh_real *p, tshi_matrix to,
                                          int over, tsh_real *scratch) {
@@ -100,12 +102,13 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
     const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
-        /* 1: adds to C; 0: overwrites it, as no earlier query saw key j + e */
+        /* 1: adds to the rows of dV or dK from key j + e on; 0: overwrites them, as no earlier
+         * query saw these keys */
         const int add = (in_place && !over) || earlier > j + e;
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
         /* the tile's first row that sees key j + e: the rows before it add nothing */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r / unit; /* from here on, r counts rows or pairs of rows */
+        r = r < 0 ? 0 : r / unit; /* if pairs of bf16: r counts pairs of rows from here on */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         b.data = first + r * b.row;
         tshi_attention_ahead(h);
@@ -114,7 +117,8 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     }
 }
 
-/* Loads the rows of Q and dO of a tile, queries [i, i + m), and computes their delta. */
+/* Prepares rows [i, i + m) of Q and dO, those of a tile, as operands of products, and computes
+ * delta, the dot product of dO and O, of each. */
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
@@ -168,7 +172,8 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
                                    tshi_gemm_from(c, r, 0));
 }
 
-/* Computes the backward of a tile, which has the m queries from query i on. */
+/* Computes the backward of a tile, the m queries from query i on: what it adds to dQ, dK, dV and to
+ * the gradients of mask and sinks. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
     const int64_t start = tshi_attention_start(h, i);

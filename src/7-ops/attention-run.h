@@ -8,7 +8,7 @@
  * heads of k in backward, is divided into pieces, one per thread, each with scratch memory of its
  * own. */
 typedef struct tshi_heads {
-    tshi_head head;             /* the fields that all heads have in common; each piece copies it */
+    tshi_head head;             /* what all heads have in common; each piece has a copy of it */
     tsh_tensor *const *in;      /* the op's inputs: q, k, v */
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
     void *value[4];             /* values of q, k, v, out */
@@ -17,19 +17,22 @@ typedef struct tshi_heads {
     /* contribution of each query to the gradient of its sink, shape (local B, local H, Tq); NULL:
      * not needed */
     tsh_real *sink_grads;
-    tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
-    tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
+    /* of each query its largest score m, then log l, where l is its sum of e^(s - m): shape (2,
+     * local B, local H, Tq) */
+    tsh_real *stats;
+    tsh_real *scratch;          /* scratch memory of the pieces, `each` elements apart */
     /* scratch memory of each piece: elements of `scratch`; bytes that tshi_gemm_run gets */
     int64_t each, each_product;
     int pieces;                 /* number of pieces, at most one per thread */
     /* keys of each row of a ragged batch, shape (B); NULL: all rows have as many keys */
     const tshi_keys *rows;
-    /* the parts that rows are cut into, and the values of the segments; NULL: no segments. In what
-     * follows, a row of the batch is then one of these parts. */
+    /* the parts that rows of several sequences are cut into, and the values of `segments`, which
+     * says which position is in which sequence; NULL: rows are not cut. In what follows, a row of
+     * the batch is then one of these parts. */
     const tshi_row_part *parts;
     const void *segments;
-    int padded;    /* 1: some positions are padding, by their segments */
-    int64_t batch; /* number of this rank's rows */
+    int padded;    /* 1: some positions are padding: their segment is negative */
+    int64_t batch; /* number of rows of the batch on this rank; with segments, of parts */
     /* 1: Tq is 1, and the query heads that share a head of k are the queries of one tile */
     int merged;
     /* 1: later tiles see more keys, so a unit of work in forward is an early and a late tile */
@@ -61,7 +64,8 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
     if (!distance) return a->local[1] == b->local[1];
     if (low_end >= distance) return 0;
-    /* heads of a and b must fit between two batch rows (d = 0) and between two positions (d = 2) */
+    /* the heads of a and b at one position must not reach those of the next batch row (d = 0) or of
+     * the next position (d = 2) */
     for (int d = 0; d <= 2; d += 2)
         if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
@@ -76,7 +80,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
     const struct {
         tsh_real **to;
-        int64_t size; /* in elements; 0: not needed */
+        int64_t size; /* in elements of tsh_real; 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * row},
                  {&h->back.rows_do, back * h->rows * row},
                  {&h->back.columns_q, packed * wide},
@@ -120,7 +124,8 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
-    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0; /* of the longest part */
+    /* tiles of a head; of the longest part, if rows are cut into parts */
+    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0;
     all->units = all->balanced ? (all->tiles + 1) / 2 : all->tiles;
     visits = all->tiles * (all->merged ? 1 : tshi_base_min(group, heads));
     h->few = !back && !all->parts && visits <= 1 && h->rows <= h->kernel->mr &&
@@ -147,11 +152,13 @@ static void tshi_attention_choose(tshi_head *h, int back) {
 #endif
 }
 
-/* Sets which items of backward a thread computes together: where the mask broadcasts, they add to
- * the same elements of its gradient, in an order that must not depend on the number of threads. */
+/* Sets all->together, the number of items of backward that one thread computes in order. Where the
+ * mask broadcasts, they add to the same elements of its gradient, in an order that must not depend
+ * on the number of threads. */
 static void tshi_attention_share(tshi_heads *all, int back) {
     const tshi_attention *more = all->head.more;
-    /* 1: rows share elements of the gradient; parts may, as the mask may broadcast over queries */
+    /* 1: batch rows add to the same elements of the mask's gradient; parts of a row may, too, as
+     * the mask may broadcast over queries */
     const int shared = !more->mask_stride[0] || all->parts;
     all->together = 1;
     if (!back || !more->mask || !more->mask->base->requires_grad) return;
@@ -163,7 +170,8 @@ static void tshi_attention_share(tshi_heads *all, int back) {
     if (all->together < 1) all->together = 1;
 }
 
-/* Returns how many bytes at the beginning of aux (tshi_attention_aux) say which keys rows have. */
+/* Returns the size in bytes of the table at the beginning of aux (tshi_attention_aux) that says
+ * which keys rows have: a tshi_row_part per part, a tshi_keys per row, or nothing. */
 static size_t tshi_attention_aux_rows(const tsh_tensor *q, const tshi_attention *more) {
     return more->segments ? (size_t)more->runs * sizeof(tshi_row_part)
            : more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys)
@@ -171,7 +179,8 @@ static size_t tshi_attention_aux_rows(const tsh_tensor *q, const tshi_attention 
 }
 
 /* Sets all->rows or all->parts, and all->stats, to their places in aux, which tshi_attention_aux
- * has allocated, and the numbers of rows, and of the queries and keys of the longest. */
+ * has allocated. Also sets the number of rows, and h->tq and h->tk to the queries and keys of the
+ * longest row. */
 static void tshi_attention_take(tshi_heads *all, const tshi_attention *more, tshi_block *aux) {
     const tsh_tensor *q = all->in[0];
     tshi_head *h = &all->head;
@@ -209,7 +218,9 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     h->pairs = TSHI_GEMM_BF16S && h->kernel->pairs && q->dtype == TSH_BF16 &&
                k->dtype == TSH_BF16 && in[2]->dtype == TSH_BF16;
 #if TSHI_GEMM_AMX
-    if (!h->pairs && h->kernel->tiles) h->kernel = &tshi_gemm_kernel_avx512; /* its mr is less */
+    /* without pairs of bf16, the AVX-512 kernel is chosen instead of AMX: its tiles have fewer rows
+     * (mr) */
+    if (!h->pairs && h->kernel->tiles) h->kernel = &tshi_gemm_kernel_avx512;
 #endif
     h->more = more;
     tshi_attention_take(all, more, aux);
@@ -230,7 +241,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->pieces = (int)tshi_base_min(all->pieces, items);
     if (all->pieces < 1 ||
         (back && (!tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))))
-        all->pieces = 1; /* too little work, or gradients that overlap */
+        all->pieces = 1; /* one thread: there is too little work, or gradients overlap */
     if (h->few) {
         product[0] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->keys, h->d, h->keys, 1);
         product[1] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->d, h->keys, h->d, 1);
@@ -253,8 +264,8 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
                                t->stride[merged ? 1 : 2], t->stride[3]);
 }
 
-/* Sets which keys the queries of row b see: a local row of the batch or, if rows are cut into
- * parts, one of these. Also sets the number of the part's queries. */
+/* Sets which keys the queries of row b see. b is the index of a local row of the batch or, if rows
+ * are cut into parts, of a part, whose number of queries is set as well. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
     const tshi_row_part *part = all->parts ? &all->parts[b] : NULL;
     const tshi_keys none = {0, 0}, own = {0, part ? part->count : 0};
@@ -300,8 +311,9 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t ite
         h->sinks.step = merged ? step : 0;
     }
     if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq + i;
-    h->max = all->stats + (b * q->local[1] + a) * tq + i;                      /* m, shape (tq) */
-    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                      /* log l, (tq) */
+    /* shapes (tq): m, each query's largest score; log l, where l is its sum of e^(s - m) */
+    h->max = all->stats + (b * q->local[1] + a) * tq + i;
+    h->log_sum = h->max + q->local[0] * q->local[1] * tq;
     h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, i, merged); /* shape (tq, d) */
     h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, i, 0);      /* shape (tk, d) */
     h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, i, 0);      /* shape (tk, d) */
@@ -323,8 +335,9 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t ite
 }
 
 /* Computes the head that h is set to: in backward all tiles; in forward the tile of index `unit`
- * and, if balanced, the tile as far from the end, so that all units are the same amount of work. A
- * part that is shorter than the longest has fewer units, and the others do nothing. */
+ * and, if balanced, also the tile of index `unit` counted from the end, so that all units are the
+ * same amount of work. A part that is shorter than the longest has fewer units, and the others do
+ * nothing. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
     const int back = all->grad[3] != NULL, pair = !back && all->balanced;
     const int64_t tiles = h->rows ? tshi_base_ceil(h->tq, h->rows) : 0;
@@ -341,8 +354,8 @@ static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t uni
     }
 }
 
-/* Sets *b and *c to the row of the batch and the head of k that are number `pair` of all such
- * pairs. */
+/* Sets *b to the batch row and *c to the head of k of pair number `pair`, among all pairs of a row
+ * and a head. */
 static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b, int64_t *c) {
     *b = all->by_head ? pair % all->batch : pair / all->groups;
     *c = all->first + (all->by_head ? pair / all->batch : pair % all->groups);
@@ -382,8 +395,9 @@ static void tshi_attention_clear(const tshi_heads *all, tshi_head *h) {
     memset(h->back.sum_v, 0, size);
 }
 
-/* Returns the first item of a piece if rows are cut into parts; piece `all->pieces`: the end of all
- * items. Pieces get about the same work, which for a part is the square of its length. */
+/* Returns the first item (see tshi_attention_piece) of a thread's piece if rows are cut into parts;
+ * for piece `all->pieces`, the end of all items. Pieces get about the same work, which for a part
+ * is the square of its length. */
 static int64_t tshi_attention_share_of(const tshi_heads *all, int64_t units, int piece) {
     const double groups = (double)all->groups;
     double total = 0, before; /* before: work of earlier pieces, less that of the parts so far */
@@ -395,7 +409,7 @@ static int64_t tshi_attention_share_of(const tshi_heads *all, int64_t units, int
         if (pairs < groups) {
             const int64_t tiles = tshi_base_ceil(all->parts[p].count, all->head.rows);
             const int64_t own = units == 1 ? 1 : all->balanced ? (tiles + 1) / 2 : tiles;
-            const int64_t c = (int64_t)pairs; /* whole heads of k, then units of the next one */
+            const int64_t c = (int64_t)pairs; /* whole heads of k; the rest is units of the next */
             return (p * all->groups + c) * units + (int64_t)((pairs - (double)c) * (double)own);
         }
         before -= n * n * groups;

@@ -17,20 +17,21 @@ typedef enum tshi_row_part_kind {
 } tshi_row_part_kind;
 
 typedef struct tshi_row_part {
-    int64_t row, first, count; /* local row of the batch; its positions [first, first + count) */
+    int64_t row, first, count; /* row of the batch; positions of the part: [first, first + count) */
     tshi_row_part_kind kind;
 } tshi_row_part;
 
-/* Returns the segments of local row b of q's batch: an array in which positions are
- * segments->stride[1] apart. values: the first local element of `segments`. */
+/* Returns which segment each position of local row b of q's batch is in: an array in which
+ * positions are segments->stride[1] apart. values: the first local element of `segments`. */
 static const int32_t *tshi_attention_segments(const tsh_tensor *q, const tsh_tensor *segments,
                                               const void *values, int64_t b) {
     if (segments->layout.kind != TSH_SHARDED) b = tshi_tensor_global(q, 0, b);
     return (const int32_t *)values + b * segments->stride[0];
 }
 
-/* Returns the end of the run from position i on: the positions that follow each other and are of
- * position i's segment, or are padding as it is. n: number of positions in the row. */
+/* Returns the end of the run that begins at position i: of adjacent positions that are in its
+ * segment or, if it is padding (a negative segment), are padding as well. n: number of positions in
+ * the row. */
 static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i, int64_t n) {
     const int32_t own = at[i * step];
     do {
@@ -39,7 +40,8 @@ static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i
     return i;
 }
 
-/* Returns how many runs of one segment the rows on this rank have. */
+/* Returns how many runs, adjacent positions of one segment or of padding, the rows on this rank
+ * have. */
 static int64_t tshi_attention_count_runs(const tsh_tensor *q, const tsh_tensor *segments) {
     int64_t count = 0;
     for (int64_t b = 0; b < q->local[0]; b++) {
@@ -62,7 +64,8 @@ static int64_t tshi_attention_part_of(const tshi_row_part *parts, int64_t count,
     return count;
 }
 
-/* Cuts local row b, of n positions, into parts. Returns their number, at most that of runs. */
+/* Cuts local row b, of n positions, into parts. Returns the number of parts, at most that of the
+ * row's runs. */
 static int64_t tshi_attention_cut(tshi_row_part *parts, int64_t b, const int32_t *at, int64_t step,
                                   int64_t n) {
     int64_t count = 0, end;
@@ -87,7 +90,7 @@ static int64_t tshi_attention_cut(tshi_row_part *parts, int64_t b, const int32_t
     return count;
 }
 
-/* Cuts all rows of this rank. Returns the number of parts. */
+/* Cuts all rows of the batch on this rank into parts. Returns the number of parts. */
 static int64_t tshi_attention_cut_all(tshi_row_part *parts, const tsh_tensor *q,
                                       const tsh_tensor *segments) {
     int64_t count = 0;

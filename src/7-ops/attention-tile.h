@@ -14,7 +14,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     const int64_t end = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     tsh_real *x = h->s;                             /* scores, shape (n, pitch) */
-    tsh_real *m = h->row + strip->r, *l = m + rows; /* m and l of each row, shapes (n) */
+    tsh_real *m = h->row + strip->r, *l = m + rows; /* running maxima and sums, shapes (n) */
     tsh_real *o = h->sum + strip->r * width;        /* rows of O, shape (n, width) */
     int64_t r, c;
     (void)none;
@@ -22,7 +22,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
         /* seen: keys that row r sees; wide: the same, rounded up to whole blocks */
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
-        const tsh_real old = m[r]; /* the row's m over earlier keys */
+        const tsh_real old = m[r]; /* the row's maximum over earlier keys */
         for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
         if (seen) m[r] = h->exps ? h->most(x, seen) : tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old; /* earlier keys have the larger maximum */
@@ -41,21 +41,22 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
             memset(x, 0, (size_t)end * sizeof *x);
             continue;
         }
-        /* l becomes NaN if a score is NaN or +infinity */
+        /* the sum l becomes NaN if a score is NaN or +infinity */
         l[r] += h->exps ? h->exps(x, seen, m[r]) : tshi_kernel_sum_exps(x, wide, m[r], x, fused);
         memset(x + (h->rounded ? wide / 2 : wide), 0, (size_t)(end - wide) * sizeof *x);
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_strip);
 
-/* Finishes n queries of a tile: O = o / l, and stores m and log l for backward; m is -infinity if a
- * query sees no key (l is 0). m and l have space for whole blocks of TSHI_BLOCK. */
+/* Finishes n queries of a tile: divides each row o of O by the sum l, and stores the maximum m and
+ * log l for backward; m is -infinity if a query sees no key (l is 0). m and l have space for whole
+ * blocks of TSHI_BLOCK. */
 TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
                                             const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
-    const tsh_real *m = h->row, *l = m + rows;                       /* m and l, shapes (n) */
+    const tsh_real *m = h->row, *l = m + rows;                       /* maxima, sums, shapes (n) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: l, then 1 / l */
     tsh_real *o = h->sum;                                            /* O, shape (n, width) */
     const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
@@ -96,8 +97,8 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
     tshi_gemm_run(h->kernel, h->scratch, product);
 }
 
-/* Sets m and l of queries [i, i + m) to their initial values: 0; with sinks, m is the sink's score
- * and l is 1. */
+/* Sets the running maximum m and sum l of queries [i, i + m) to their initial values: 0; with
+ * sinks, m is the sink's score and l is 1. */
 static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     const int64_t rows = tshi_attention_wide(h->rows);
     memset(h->row, 0, (size_t)(2 * rows) * sizeof *h->row);
@@ -109,11 +110,11 @@ static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
 
 /* Computes the rows of O of a tile, which has the m queries from query i on. */
 static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
-    /* end of the keys that the last query sees */
+    /* end of the keys that the tile's last query sees */
     const int64_t last = tshi_attention_visible(h, i + m - 1);
     const int64_t start = tshi_attention_start(h, i), wide = tshi_attention_wide(h->d);
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
-    int64_t j, r, n, rows; /* n, rows: numbers of keys and queries of a strip */
+    int64_t j, r, n, rows; /* n, rows: numbers of keys and of queries of a strip */
     tshi_attention_first(h, i, m);
     if (!h->few) h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m, 0);
     if (tshi_attention_visible(h, i) <= start)
@@ -143,7 +144,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_finish[h->ctx->isa](m, NULL, &whole);
 }
 
-/* Computes delta = dO O, the dot product over d features, of n queries. */
+/* Computes delta, the dot product of dO and O over the d features, of n queries. */
 TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
@@ -153,8 +154,9 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
-/* Computes the backward of the softmax for n rows of a strip: the scores in h->s become p, and
- * dO V^T in h->back.t becomes dS times ds_scale; both are 0 where a query does not see a key. */
+/* Computes the backward of the softmax for n rows of a strip: the scores in h->s become the
+ * probabilities p, and dO V^T in h->back.t becomes ds_scale dS, where dS is the gradient of the
+ * scores; both are 0 where a query does not see a key. */
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;

@@ -9,7 +9,7 @@
  * keys, with an online softmax: each query has a running maximum m and a running sum l (Milakov &
  * Gimelshein 2018). Backward computes s again (Dao et al. 2022):
  *
- *     p = e^(s - m - log l),   delta_i = dO_i O_i,        dV += p^T dO
+ *     p = e^(s - m - log l),   delta_i = dO_i . O_i,      dV += p^T dO
  *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
  *
  * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout is
@@ -39,7 +39,7 @@ enum {
      * longest sum that a micro-kernel takes in one call */
     TSHI_TILE_KEYS = 256,
     TSHI_TILE_KEYS_BACK = 128,
-    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once: they stay in L1 */
+    TSHI_TILE_STRIP = 24,      /* queries of a strip: so few that their scores stay in L1 */
     TSHI_TILE_ROWS_PAIRS = 264 /* queries per tile in backward if operands are pairs of bf16 */
 };
 
@@ -51,18 +51,23 @@ typedef struct tshi_keys {
 /* The options of a call of tsh_attention, and the params of its node. */
 typedef struct tshi_attention {
     double scale, cap;      /* factor of the scores; soft cap of the scores, 0: none */
-    int causal, dropout;    /* 1: a causal mask is on; 1: dropout is on */
+    int causal, dropout;    /* 1: the causal mask is on; 1: dropout is applied */
     int64_t window;         /* size of the sliding window, in keys; 0: none */
     tsh_tensor *sinks;      /* scores of the sinks, tsh_real, shape (H); NULL: no sinks */
     tshi_dropout drop;      /* key, stream and probability of the dropout mask */
-    tsh_tensor *mask;       /* tsh_real or i32; NULL: no mask */
-    int64_t mask_stride[4]; /* strides over (B, H, Tq, Tk); 0 where the mask broadcasts */
-    tshi_keys keys;         /* keys of each row of the batch; if ragged: of its longest row */
-    int ragged; /* 1: each row of the batch has a tshi_keys of its own (tshi_heads.rows) */
+    tsh_tensor *mask;       /* attention mask, tsh_real or i32; NULL: no mask */
+    int64_t mask_stride[4]; /* the mask's strides over (B, H, Tq, Tk); 0: it broadcasts */
+    tshi_keys keys;         /* keys of every row of the batch; if `ragged`, of the longest row */
+    int ragged; /* 1: rows differ in their numbers of keys: a tshi_keys per row (tshi_heads.rows) */
     int64_t behind; /* new keys minus queries: query i has the position of new key i + behind */
-    tsh_tensor *segments; /* i32, shape (B, T): the segment of each position; NULL: none */
-    int64_t runs;  /* runs of positions of one segment in this rank's rows; 0 without segments */
-    int64_t parts; /* parts that these rows are cut into, at most `runs` */
+    /* i32, shape (B, T): number of the sequence that each position of a row belongs to; NULL: rows
+     * are one sequence each */
+    tsh_tensor *segments;
+    /* with segments: number of runs, adjacent positions of one segment, in this rank's rows; else
+     * 0 */
+    int64_t runs;
+    /* parts that this rank's rows are cut into, at most `runs` (>>attention-segments) */
+    int64_t parts;
 } tshi_attention;
 
 /* In the shapes of tshi_head and its parts, keys, rows, d, strip and pitch are fields of tshi_head,
@@ -73,32 +78,36 @@ typedef struct tshi_attention {
 /* The fields of tshi_head that only backward needs. */
 typedef struct tshi_head_back {
     tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
-    int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
-    /* 1: tshi_attention_backward_raw, not the kernels, multiplies dS by scale and by the soft cap's
-     * derivative */
+    int over[3];                  /* of dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
+    /* 1: the kernels leave dS, the gradient of the scores, unscaled, and
+     * tshi_attention_backward_raw multiplies it by scale and by the soft cap's derivative */
     int raw;
-    /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
-     * that sees such a key overwrites them */
+    /* 1: dK and dV are not zeroed beforehand: the first tile that sees a key overwrites the key's
+     * rows, and later tiles add to them */
     int fresh;
-    tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
-    tsh_real *rows_do; /* the tile's rows of dO, if copied, as rows_q in tshi_head */
-    tshi_matmul_strips left_do; /* the tile's rows of dO as operand A: rows_do, or dO in place */
-    tshi_matmul_strips left_o; /* the tile's rows of O, if not pairs: in place or in h->sum */
-    /* if pairs: Q and dO, packed with a feature per column, as (rows / 2, d padded) pairs of bf16,
-     * each of two queries */
+    tsh_real ds_scale; /* the kernels of backward multiply dS, the scores' gradient, by this */
+    /* copy of the tile's rows of dO, shaped as rows_q in tshi_head, unless dO is read in place */
+    tsh_real *rows_do;
+    /* the tile's rows of dO as left operand A of products: rows_do, or dO in place */
+    tshi_matmul_strips left_do;
+    /* the tile's rows of O, in place or copied to h->sum; not used if operands are pairs of bf16 */
+    tshi_matmul_strips left_o;
+    /* if pairs: the tile's rows of Q and dO, packed with a feature per column; shape (rows / 2, d
+     * padded) of pairs of bf16, each with the values of two queries */
     tsh_real *columns_q, *columns_do;
-    /* if pairs: p and dS as (rows / 2, pitch) pairs of bf16, each of two queries */
+    /* if pairs: the probabilities p and the gradients dS of the scores; shape (rows / 2, pitch) of
+     * pairs of bf16, each with the values of two queries */
     tsh_real *columns_p, *columns_s;
-    tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
+    tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS, the gradient of the scores */
     tsh_real *derivative; /* shape (strip, pitch): derivative of the soft cap, 1 - (s / cap)^2 */
-    /* dK and dV of this head of k, unless computed in place: each block has shape (keys, d padded
-     * to a multiple of TSHI_BLOCK) */
+    /* sums of dK and dV of this head of k, unless these are computed in place; each block of keys
+     * has shape (keys, d padded to a multiple of TSHI_BLOCK) */
     tsh_real *sum_k, *sum_v;
 } tshi_head_back;
 
 /* The mask of a head. Its offset and strides count elements of the mask. */
 typedef struct tshi_head_mask {
-    int64_t first, row; /* offset of this head's first score; stride from query to query */
+    int64_t first, row; /* index of the head's first score in the mask; stride between queries */
     const void *values; /* values of the mask; NULL: there is no mask */
     tsh_real *grad;     /* gradient of the mask, with the mask's strides; NULL: not needed */
 } tshi_head_mask;
@@ -106,7 +115,7 @@ typedef struct tshi_head_mask {
 /* The attention sinks of a head: scores that compete with those of the keys. */
 typedef struct tshi_head_sinks {
     const tsh_real *scores; /* scores of the sinks, from this head's on; NULL: no sinks */
-    int64_t step;           /* stride from query to query; 0: one sink for all queries */
+    int64_t step;           /* from a query's sink to the next one's; 0: all have one sink */
     tsh_real *grads; /* contribution of each query to the gradient of its sink, shape (tq); NULL:
                       * not needed */
 } tshi_head_sinks;
@@ -117,7 +126,7 @@ typedef struct tshi_head {
     const tshi_attention *more; /* options of the call */
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
-    int64_t tq, tk, d;            /* queries; keys of this row of the batch; features per head */
+    int64_t tq, tk, d;            /* numbers of queries, keys of this row, features per head */
     /* query i sees the keys [from + i, to + i) if `moves` is 1, else [from, to), within [0, tk) */
     int64_t from, to;
     int moves;
@@ -127,14 +136,16 @@ typedef struct tshi_head {
     int64_t segment_step;
     int64_t rows, keys;           /* largest numbers of queries and of keys in a tile */
     int64_t strip;                /* largest number of queries whose scores are computed at once */
-    /* elements from row to row of s and t: more than keys, so that the elements of a column are in
-     * different sets of a cache */
+    /* row stride, in elements, of s and back.t: more than `keys`, so that the elements of a column
+     * are in different sets of a cache */
     int64_t pitch;
     /* how many blocks of packed keys scratch has space for; how many are packed already */
     int64_t blocks, packed;
     int pairs;                    /* 1: operands of products are pairs of bf16; 0: tsh_real */
     int few;                      /* 1: so few queries that packing the keys does not pay */
-    int rounded; /* 1: softmax kernels write p, and in backward dS, as pairs of bf16 themselves */
+    /* 1: the softmax kernels themselves round p, the probabilities, and in backward dS to pairs of
+     * bf16 */
+    int rounded;
     /* faster versions of tshi_kernel_max (most) and of tshi_kernel_sum_exps in place (exps); NULL
      * if there are none. exps computes whole blocks of TSHI_BLOCK values: x has space for them, and
      * its elements after the n exponentials become 0 */
@@ -151,12 +162,15 @@ typedef struct tshi_head {
     /* the tile's rows of Q, if copied, shape (rows, d padded to a multiple of TSHI_BLOCK); if
      * pairs: (rows, d / 2) pairs of bf16 */
     tsh_real *rows_q;
-    tshi_matmul_strips left_q; /* the tile's rows of Q as operand A: rows_q, or Q in place */
-    tsh_real *s; /* shape (strip, pitch): scores, then p */
+    /* the tile's rows of Q as left operand A of products: rows_q, or Q in place */
+    tshi_matmul_strips left_q;
+    tsh_real *s; /* shape (strip, pitch): scores, replaced by e^(s - m), in backward by p */
     /* the tile's rows of O (in backward of O, then of dQ), shape (rows, d padded to a multiple of
      * TSHI_BLOCK) */
     tsh_real *sum;
-    tsh_real *row; /* forward: m of each query of the tile, then l of each; backward: delta */
+    /* forward: the running maximum m of each query of the tile, then the running sum l of each;
+     * backward: delta, the dot product of dO and O, of each */
+    tsh_real *row;
     /* K and V packed with a key per column; shape of each block of keys: (d, keys), or, in pairs of
      * bf16, (d / 2, keys) */
     tsh_real *keys_k, *keys_v;
@@ -216,15 +230,15 @@ static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Returns the row stride, in words, of copied rows of Q and dO: of tsh_real, whole blocks, because
- * products read these rows as operand B, too. */
+/* Returns the row stride, in words, of copied rows of Q and dO. Rows of tsh_real are padded to
+ * whole blocks of TSHI_BLOCK, because products read them as right operand B, too. */
 static int64_t tshi_attention_row_words(const tshi_head *h) {
     return h->pairs ? tshi_attention_words(h, h->d) : tshi_attention_wide(h->d);
 }
 
-/* Returns 1 if rows of x may be operand B of products in place: they are tsh_real and dense (rows
- * far apart would fall into the same sets of a cache), and d is a multiple of half of nr, the
- * columns that a micro-kernel reads. */
+/* Returns 1 if products can read rows of x in place as their right operand B: the rows are tsh_real
+ * and dense (rows far apart would fall into the same sets of a cache), and d is a multiple of half
+ * of nr, the columns that a micro-kernel reads. */
 static int tshi_attention_dense(const tshi_head *h, tshi_matrix x) {
     return !h->pairs && x.dtype == TSH_REAL && x.column == 1 && x.row == h->d &&
            h->d % (h->kernel->nr / 2) == 0;
@@ -244,8 +258,9 @@ static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x,
     }
 }
 
-/* Returns rows [i, i + m) of x as operand A of products: in place if they are contiguous tsh_real
- * and, if `both` is 1, may be operand B, too; else copied to `to` by tshi_attention_rows. */
+/* Returns rows [i, i + m) of x as left operand A of products: in place if they are contiguous
+ * tsh_real and, if `both` is 1, may be right operand B, too; else copied to `to` by
+ * tshi_attention_rows. */
 static tshi_matmul_strips tshi_attention_operand(const tshi_head *h, tsh_real *to, tshi_matrix x,
                                                  int64_t i, int64_t m, int both) {
     const int in_place = both ? tshi_attention_dense(h, x)
@@ -265,9 +280,10 @@ static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int
     }
 }
 
-/* Returns the offset, in words, of the block of keys that begins at key j in a packed array of
- * `size` words per key; 0 if the array keeps only one block. Where a word is a pair of keys (in
- * features_k, features_v), j and `size` count pairs of keys in place of keys. */
+/* Returns the offset, in words, of the block of keys that begins at key j in an array of packed K
+ * or V with `size` words per key; 0 if the array keeps only one block. In features_k and features_v
+ * of bf16, a word belongs to a pair of keys: then j is the index of a pair, and `size` the words
+ * per pair. */
 static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
     return h->blocks > 1 ? j * size : 0;
 }
@@ -298,7 +314,8 @@ static void tshi_attention_pack(tshi_head *h, int64_t j) {
     tshi_attention_pack_one(h, j, h->v, h->keys_v, h->features_v);
 }
 
-/* If all cache lines of h->walk are prefetched, makes the next matrix of h->ahead the walk. */
+/* Once all cache lines of h->walk have been prefetched, sets it to those of the next matrix of
+ * h->ahead. */
 static void tshi_attention_ahead(tshi_head *h) {
     tshi_gemm_walk *w = &h->walk;
     tshi_matrix x;
@@ -323,8 +340,9 @@ static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_
     return b;
 }
 
-/* Computes C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed in h->keys_k or
- * h->keys_v (`packed`). A and C are rows of a tile: from query i on, which is row r of `rows`. */
+/* Computes C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, which `packed`
+ * (h->keys_k or h->keys_v) has with a key per column. A and C have the rows of a tile from query i
+ * on; `rows` has A, and query i is its row r. */
 static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                    int64_t n, double alpha, tshi_matmul_strips rows,
                                    const tsh_real *packed, tsh_real *c) {
@@ -339,8 +357,8 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t r, int64_t m
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* Returns rows of x, K or V, from key j on as operand B of products: in place if they are dense,
- * else packed in h->features_k or h->features_v (`packed`). */
+/* Returns the rows of x, K or V, from key j on as right operand B of products: in place if they are
+ * dense, else as packed in h->features_k or h->features_v (`packed`). */
 static tshi_matmul_slivers tshi_attention_features(const tshi_head *h, tshi_matrix x, int64_t j,
                                                    const tsh_real *packed) {
     const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, j);
@@ -391,8 +409,9 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
     }
 }
 
-/* Sets the scores of queries [i, i + m) and keys [j, j + n) to -infinity where the segments of
- * query and key differ, or are padding. s points to the score of (i, j). */
+/* Masks scores between the sequences of a row: sets those of queries [i, i + m) and keys [j, j + n)
+ * to -infinity where query and key are in different segments, or the query is padding. s points to
+ * the score of (i, j). */
 static void tshi_attention_separate(const tshi_head *h, tsh_real *s, int64_t i, int64_t m,
                                     int64_t j, int64_t n) {
     const int64_t step = h->segment_step;
@@ -408,7 +427,8 @@ static void tshi_attention_separate(const tshi_head *h, tsh_real *s, int64_t i, 
 /* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
  * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
-    /* the scores; where the derivative goes, NULL: nowhere. Rows begin `pitch` elements apart. */
+    /* the scores; memory for the derivative, NULL: not needed. Rows begin `pitch` elements
+     * apart. */
     tsh_real *s, *derivative;
     int64_t m, pitch;
     tsh_real cap;

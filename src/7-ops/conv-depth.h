@@ -4,29 +4,32 @@
 /* Needs: >>tape-grad >>conv.                                                 */
 /* ========================================================================== */
 
-/* If a group has one channel of the image and few of the map, a product would have too few rows.
- * Here each plane of the map is computed from its plane of the image, row by row: along a row, a
- * tap adds a multiple of the row of the image. */
+/* The image is what a convolution reads, the map what it gives (of a transposed one, the reverse);
+ * see >>conv. If a group has one channel of the image and few of the map, a matrix product would
+ * have too few rows. Here each plane of the map is computed from its plane of the image, row by
+ * row: each tap (element of the kernel) adds a multiple of a row of the image to a row of the
+ * map. */
 
-enum { TSHI_CONV_FEW = 4 }; /* max channels of the map per group */
+enum { TSHI_CONV_FEW = 4 }; /* max map channels per group of a depthwise convolution */
 
-/* Returns 1 if c is computed by these loops. */
+/* Returns 1 if c is a depthwise convolution: one image channel and at most TSHI_CONV_FEW map
+ * channels per group. */
 static int tshi_conv_is_depthwise(const tshi_conv *c) {
     return c->ins == 1 && c->outs <= TSHI_CONV_FEW && c->outs > 0;
 }
 
-/* What the threads share. */
+/* What the threads of a rank share while they compute a depthwise convolution. */
 typedef struct tshi_conv_depth {
     const tsh_ctx *ctx;
     const tshi_conv *c;
-    tsh_real *image;      /* (N, groups, H, W) */
-    tsh_real *map;        /* (N, groups * outs, OH, OW) */
-    tsh_real *weight;     /* (groups * outs, KH, KW) */
-    const tsh_real *bias; /* of the output's channels; or NULL */
-    int add;              /* 1: adds to what the output has */
+    tsh_real *image;      /* shape (N, groups, H, W) */
+    tsh_real *map;        /* shape (N, groups * outs, OH, OW) */
+    tsh_real *weight;     /* shape (groups * outs, KH, KW) */
+    const tsh_real *bias; /* one value per channel of the output; or NULL */
+    int add;              /* 1: adds to the output's values, 0: overwrites them */
 } tshi_conv_depth;
 
-/* Kernel: x[0] += *weight x[1], where the elements of x[i] are x[i].step apart. */
+/* Kernel: x[0] += w x[1], with w = *weight; the elements of x[i] are x[i].step apart. */
 TSHI_INLINE void tshi_conv_line_body(int64_t n, const tshi_operand *x, const tsh_real *weight) {
     tsh_real *TSHI_RESTRICT to = (tsh_real *)x[0].data;
     const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
@@ -39,8 +42,8 @@ TSHI_INLINE void tshi_conv_line_body(int64_t n, const tshi_operand *x, const tsh
 }
 TSHI_KERNEL(tshi_conv_line, tsh_real);
 
-/* Kernel: adds to the lanes x[0] the products of x[1] and x[2], whose elements are x[1].step and
- * x[2].step apart. */
+/* Kernel: adds the products of x[1] and x[2], element by element, to the lanes x[0] (TSHI_BLOCK
+ * partial sums). x[1] is contiguous, the elements of x[2] are x[2].step apart. */
 TSHI_INLINE void tshi_conv_dot_body(int64_t n, const tshi_operand *x, const void *params) {
     tsh_real *lane = (tsh_real *)x[0].data, pad[2][TSHI_BLOCK];
     const tsh_real *a = (const tsh_real *)x[1].data, *b = (const tsh_real *)x[2].data;
@@ -59,13 +62,15 @@ TSHI_INLINE void tshi_conv_dot_body(int64_t n, const tshi_operand *x, const void
 }
 TSHI_KERNEL(tshi_conv_dot, void);
 
-/* Part of a row of the map, and the elements of the image that a tap multiplies it with. */
+/* A part of a row of the map, and the elements of the image that one tap (element of the kernel)
+ * relates to it: element i of the part and image element i * stride. */
 typedef struct tshi_conv_stretch {
-    int64_t map, image; /* indices of the first element in its plane */
+    int64_t map, image; /* index of the first element in the map's, the image's plane */
     int64_t length;
 } tshi_conv_stretch;
 
-/* Returns the elements of row y of the map that tap (ky, kx) reaches from inside the image. */
+/* Returns the part of row y of the map for which tap (ky, kx) of the kernel lies inside the image,
+ * not in its padding. */
 static tshi_conv_stretch tshi_conv_reach(const tshi_conv *c, int64_t y, int64_t ky, int64_t kx) {
     const int64_t iy = y * c->stride[0] + ky * c->dilation[0] - c->padding[0];
     const int64_t offset = kx * c->dilation[1] - c->padding[1], step = c->stride[1];
@@ -78,15 +83,15 @@ static tshi_conv_stretch tshi_conv_reach(const tshi_conv *c, int64_t y, int64_t 
     return s;
 }
 
-/* Fills a plane of the output, if it is not added to, with the bias of its channel, or 0. */
+/* Unless d->add is 1, fills a plane of the output with the bias of its channel, or 0. */
 static void tshi_conv_depth_begin(const tshi_conv_depth *d, tsh_real *plane, int64_t area,
                                   int64_t channel) {
     const tsh_real b = d->bias ? d->bias[channel] : 0;
     for (int64_t i = 0; i < area && !d->add; i++) plane[i] = b;
 }
 
-/* Adds the products of one plane of the map and one of the image: to the map, or, if to_image is 1,
- * to the image. */
+/* Convolves one plane with its kernel, `weight`: adds the products of the image's plane to the
+ * map's or, if to_image is 1, those of the map's plane to the image's. */
 static void tshi_conv_depth_plane(const tshi_conv_depth *d, tsh_real *map, tsh_real *image,
                                   const tsh_real *weight, int to_image) {
     const tshi_conv *c = d->c;
@@ -101,7 +106,7 @@ static void tshi_conv_depth_plane(const tshi_conv_depth *d, tsh_real *map, tsh_r
         }
 }
 
-/* Computes the planes [from, to) of the map, counted over images and channels (a tshi_team_fn). */
+/* Computes planes [from, to) of the map; plane number: n * channels + channel (a tshi_team_fn). */
 static void tshi_conv_depth_maps(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_depth *d = (const tshi_conv_depth *)job;
     const tshi_conv *c = d->c;
@@ -115,8 +120,7 @@ static void tshi_conv_depth_maps(void *job, int piece, int64_t from, int64_t to)
     }
 }
 
-/* Computes the planes [from, to) of the image, counted over images and channels (a
- * tshi_team_fn). */
+/* Computes planes [from, to) of the image; plane number: n * groups + channel (a tshi_team_fn). */
 static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_depth *d = (const tshi_conv_depth *)job;
     const tshi_conv *c = d->c;
@@ -132,8 +136,8 @@ static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t t
     }
 }
 
-/* Computes the weight's gradient of map channels [from, to) (a tshi_team_fn): each sum goes over
- * the images in order. */
+/* Computes the gradient of the weights of map channels [from, to) (a tshi_team_fn). Each element is
+ * a sum over the images, in order. */
 static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_depth *d = (const tshi_conv_depth *)job;
     const tshi_conv *c = d->c;
@@ -147,7 +151,7 @@ static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t 
         for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
             tsh_real *sum = d->weight + oc * tshi_conv_area(c->kernel) + t;
             memset(lane, 0, sizeof lane);
-            for (int64_t i = 0; i < c->batch * c->map[0]; i++) { /* rows of the map */
+            for (int64_t i = 0; i < c->batch * c->map[0]; i++) { /* over the rows of all maps */
                 const int64_t n = i / c->map[0];
                 const tshi_conv_stretch s = tshi_conv_reach(c, i % c->map[0], t / c->kernel[1],
                                                             t % c->kernel[1]);
@@ -163,20 +167,21 @@ static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t 
         }
 }
 
-/* Runs fn over `planes` planes (or channels), each of which takes `each` multiply-adds. */
+/* Runs fn on the rank's threads, over `planes` planes (or channels), each of which takes `each`
+ * multiply-adds. */
 static void tshi_conv_depth_run(tshi_conv_depth *d, tshi_team_fn fn, int64_t planes, int64_t each) {
     const tsh_ctx *ctx = d->ctx;
     tshi_team_run(ctx, tshi_kernel_parts(ctx, planes, each), planes, 1, fn, d);
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)planes * (double)each;
 }
 
-/* Casts const away: the struct has pointers that some of the functions write through. */
+/* Casts const away: tshi_conv_depth has pointers that only some of the functions write through. */
 static tsh_real *tshi_conv_unconst(const tsh_real *data) {
     return (tsh_real *)tshi_kernel_unconst(data);
 }
 
-/* Computes the output of c; to_image 1: the image of a map, else the map of an image. bias may be
- * NULL; add 1: adds to y. */
+/* Computes y, the output of the depthwise convolution c, from its input x. to_image 1: x is a map
+ * and y an image, else the reverse. bias may be NULL; add 1: adds to y. */
 static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x,
                                   const tsh_real *weight, const tsh_real *bias, tsh_real *y,
                                   int to_image, int add) {
@@ -195,7 +200,8 @@ static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_re
         tshi_conv_depth_run(&d, tshi_conv_depth_maps, planes * c->outs, each);
 }
 
-/* Computes the gradient of the weight from image and map, one of which is a gradient. */
+/* Computes the gradient of the weight of a depthwise convolution from its image and map; one of
+ * these is the gradient of the output. */
 static void tshi_conv_depth_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
                                    const tsh_real *map, const tshi_dest *dest) {
     tshi_conv_depth d = {

@@ -4,50 +4,55 @@
 /* Needs: >>op-matmul >>conv-pack.                                            */
 /* ========================================================================== */
 
-/* Two products compute all convolutions. `gather` gives the map of an image. `scatter` gives the
- * image of a map, that is, the gradient of the image: for each of the SY * SX phases, the image
- * elements (y, x) of equal y % SY and x % SX, a gather from the map with those taps that reach the
- * phase. So no sum is written twice, and each element has one order of additions: over channels,
- * within a channel over taps. It depends on the sizes of channels and kernel alone. */
+/* Two products compute all convolutions; image and map are the input and output of a convolution,
+ * as in >>conv. `gather` computes the map from the image. `scatter` computes the image, or its
+ * gradient, from the map. With strides SY and SX, it treats each of the SY * SX phases, the image
+ * elements (y, x) of equal y % SY and x % SX, by itself: as a gather from the map, with those taps
+ * (elements of the kernel) that reach the phase. So no sum is written twice, and each element has
+ * one order of additions: over channels, within a channel over taps. It depends on the sizes of
+ * channels and kernel alone. */
 
-/* A product C = A B of a convolution; C (rows, columns) is written to images. */
+/* A product C = A B of a convolution: A is the weight, a column of B (see >>conv-pack) what the
+ * kernel covers at one position, and C (rows, columns) is written to images. */
 typedef struct tshi_conv_product {
     tsh_ctx *ctx;
     const tshi_gemm_kernel *kernel;
-    tshi_conv_source source; /* B */
-    int64_t rows, k;         /* rows of A per group; channels * taps of the source */
+    tshi_conv_source source; /* what B is read from */
+    int64_t rows, k;         /* rows of A per group; columns of A: channels * taps */
     const tsh_real *weight;
-    /* distances in the weight from group to group, row to row, channel to channel */
+    /* strides of the weight: from group to group, row to row, channel to channel */
     int64_t next_group, next_row, next_channel;
-    tsh_real *strips;                   /* packed A: (groups, strips of mr rows, k, mr) */
-    const tsh_real *bias;               /* (groups * rows), added to each column; or NULL */
+    tsh_real *strips;                   /* A packed: shape (groups, strips of mr rows, k, mr) */
+    const tsh_real *bias;               /* shape (groups * rows), added to each column; or NULL */
     tsh_real *to;                       /* C as images (batch, groups * rows, size[0], size[1]) */
-    int64_t size[2], start[2], step[2]; /* column (y, x) goes to start + (y, x) * step */
-    int add;                            /* 1: C is added to what is there */
-    int64_t columns, slivers, slice;    /* columns of B; slivers; rows of B in a slice */
-    int64_t blocks, block;              /* blocks of rows of A; rows of a block */
-    int64_t panel;                      /* slivers that are computed slice by slice */
-    char *scratch;                      /* of all pieces */
+    int64_t size[2], start[2], step[2]; /* column (y, x) of C goes to start + (y, x) * step */
+    int add;                            /* 1: adds C to the values of `to`, 0: overwrites them */
+    int64_t columns, slivers, slice;    /* columns of B; its slivers; its rows in a slice */
+    int64_t blocks, block;              /* number of blocks of rows of A; rows of a block */
+    int64_t panel;                      /* slivers that are computed together, slice by slice */
+    char *scratch;                      /* scratch memory of all pieces */
     size_t each;                        /* bytes of scratch of one piece */
 } tshi_conv_product;
 
-/* The scratch memory of one piece. */
+/* The scratch memory of one piece, or thread, of a tshi_conv_product. */
 typedef struct tshi_conv_scratch {
     tshi_conv_places places;
-    tsh_real *sliver; /* (slice, nr): packed B */
-    tsh_real *sums;   /* (slivers of a panel, rows of a block, nr): C of slivers that are not
+    tsh_real *sliver; /* shape (slice, nr): a sliver of a slice of B, packed */
+    tsh_real *sums;   /* shape (slivers of a panel, rows of a block, nr): C of slivers that are not
                        * written in place */
 } tshi_conv_scratch;
 
 enum {
-    TSHI_CONV_SLICE = 256,    /* max rows of B in a slice: a packed sliver fits an L1 cache */
-    TSHI_CONV_SUMS = 1 << 19, /* max elements of the sums of a panel: an L2 cache */
-    TSHI_CONV_ROWS = 768      /* max rows of a block: with a slice of k, at most half an L2 cache */
+    TSHI_CONV_SLICE = 256,    /* max rows of B in a slice: its packed sliver fits an L1 cache */
+    TSHI_CONV_SUMS = 1 << 19, /* max elements of the sums of a panel: they fill an L2 cache */
+    TSHI_CONV_ROWS = 768      /* max rows of A in a block: a slice of it takes at most half an L2
+                               * cache */
 };
 
 /* -- packing the weight ------------------------------------------------------ */
 
-/* Packs strips [from, to) of all groups (a tshi_team_fn). */
+/* Packs strips [from, to) of A, mr rows of the weight each, counted over all groups (a
+ * tshi_team_fn). */
 static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_product *p = (const tshi_conv_product *)job;
     const tshi_conv_source *s = &p->source;
@@ -58,7 +63,7 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
     for (int64_t u = from; u < to; u++) {
         const int64_t first = u % strips * mr, valid = tshi_base_min(mr, p->rows - first);
         const tsh_real *w = p->weight + u / strips * p->next_group + first * p->next_row;
-        if (p->next_channel == s->taps) { /* rows are contiguous: taps of channel after channel */
+        if (p->next_channel == s->taps) { /* a row of A is contiguous in the weight */
             tshi_gemm_pack(y, mr, (int)valid, p->k, w, p->next_row, 1);
             y += p->k * mr;
             continue;
@@ -74,7 +79,8 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
 
 /* -- a panel of C ------------------------------------------------------------- */
 
-/* Returns the address in p->to of row `row` (of all groups) at a run's first column. */
+/* Returns the address in p->to of row `row` of C (channel of an image, of all groups) at a run's
+ * first column. */
 static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *run, int64_t row) {
     return p->to +
            ((run->image * p->source.groups * p->rows + row) * p->size[0] + p->start[0] +
@@ -83,8 +89,9 @@ static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *r
            p->start[1] + run->x * p->step[1];
 }
 
-/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its
- * columns are not contiguous, or fewer than a tile has. */
+/* Returns the address in p->to at which micro-kernels can write row `row` of a sliver of C
+ * directly; NULL: they cannot, since the sliver's columns are not contiguous there, or fewer than a
+ * tile has. */
 static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, int cols,
                                   int64_t row) {
     const int64_t area = tshi_conv_area(p->source.grid);
@@ -96,7 +103,7 @@ static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, in
     return p->to + (column / area * p->source.groups * p->rows + row) * area + column % area;
 }
 
-/* Adds the bias to rows [row, row + rows) of a sliver that is written in place. */
+/* Adds the bias to rows [row, row + rows) of a sliver of C that is written in place, at `to`. */
 static void tshi_conv_add_bias(const tshi_conv_product *p, tsh_real *to, int cols, int64_t row,
                                int64_t rows) {
     const int64_t area = tshi_conv_area(p->size);
@@ -121,7 +128,8 @@ TSHI_AVX512 static void tshi_conv_store_even(float *to, const float *from, int n
 }
 #endif
 
-/* Writes n values plus b to elements p->step[1] apart, or adds them. */
+/* Writes n values of `from`, plus the bias b, to elements of `to` that are p->step[1] apart, or
+ * adds them if p->add is 1. */
 static void tshi_conv_store_row(const tshi_conv_product *p, tsh_real *to, const tsh_real *from,
                                 int n, tsh_real b) {
     const int64_t step = p->step[1];
@@ -137,7 +145,7 @@ static void tshi_conv_store_row(const tshi_conv_product *p, tsh_real *to, const 
         for (int j = 0; j < n; j++) to[j * step] = from[j] + b;
 }
 
-/* Writes rows [row, row + rows) of a sliver, with the bias, from sums to the images. */
+/* Writes rows [row, row + rows) of a sliver of C from `sums` to the images, plus the bias. */
 static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, int64_t column,
                             int cols, int64_t row, int64_t rows) {
     tshi_conv_run run[TSHI_CONV_LANES];
@@ -151,12 +159,12 @@ static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, in
     }
 }
 
-/* Computes C = A B + D for a sliver of B, packed, of `steps` rows; shapes: A (rows, steps), C and D
- * (rows, cols rounded up to half a tile). d NULL: C = A B. */
+/* Computes C = A B + D, where B is a packed sliver of `steps` rows; shapes: A (rows, steps), C and
+ * D (rows, cols rounded up to half a tile). d NULL: C = A B. */
 static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int cols, int64_t steps,
                             tshi_matmul_strips a, const tsh_real *b, const tshi_matrix *d,
                             tshi_matrix c) {
-    const char *const cached = (const char *)b; /* in cache: there is nothing to prefetch */
+    const char *const cached = (const char *)b; /* B is in cache: nothing to prefetch */
     tshi_gemm_walk walk = {cached, cached, cached, 0, 0, 0};
     tshi_gemm_tile t;
     t.walk = &walk;
@@ -181,9 +189,10 @@ static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int co
     }
 }
 
-/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row,
- * row + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can
- * be written in place is written once, by the last slice. */
+/* Adds the product of one slice, the rows [k0, k1) of B in *copied, to rows [row, row + rows) of C
+ * (counted over all groups) in the sliver that begins at `column`. strips: the slice's columns of
+ * A; own: the sums of earlier slices. A sliver that can be written in place is written once, by the
+ * last slice. */
 static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
                             const tshi_conv_rows *copied, const tsh_real *strips, int64_t column,
                             int64_t row, int64_t rows, tsh_real *own) {
@@ -204,7 +213,7 @@ static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
         tshi_conv_store(p, own, column, cols, row, rows);
 }
 
-/* Computes n slivers from `sliver` on, of one group and one block of rows. */
+/* Computes n slivers of C from `sliver` on, of one group and one block of rows. */
 static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, int64_t group,
                             int64_t block, int64_t sliver, int64_t n) {
     const int64_t mr = p->kernel->mr, nr = p->kernel->nr;
@@ -213,7 +222,7 @@ static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, in
     const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
     const tsh_real *a = p->strips + (group * strips + first / mr) * p->k * mr;
     int64_t k = 0;
-    do { /* once, too, if k is 0: C is 0 then */
+    do { /* if p->k is 0, runs once, with C = 0 */
         const int64_t end = tshi_base_min(k + p->slice, p->k);
         const tshi_conv_rows copied = {p->source.data + group * p->source.channels *
                                                             tshi_conv_area(p->source.size),
@@ -225,12 +234,12 @@ static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, in
     } while (k < p->k);
 }
 
-/* Returns the parts of a piece's scratch. */
+/* Returns pointers to the parts of a piece's scratch memory. */
 static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) {
     tshi_conv_scratch w;
     char *at = p->scratch + (size_t)piece * p->each;
     const int64_t nr = p->kernel->nr;
-    w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
+    w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as p->scratch is */
     w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
     at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr * p->panel);
     w.places.place = (tshi_conv_place *)(void *)at;
@@ -238,8 +247,8 @@ static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) 
     return w;
 }
 
-/* Computes items [from, to) (a tshi_team_fn). An item is a sliver of a group and a block of rows;
- * those of a block follow each other, in it those of a group. */
+/* Computes items [from, to) (a tshi_team_fn). Item (block * groups + group) * slivers + sliver is a
+ * sliver of C, of one group and one block of rows. */
 static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_product *p = (const tshi_conv_product *)job;
     const int64_t groups = p->source.groups;
@@ -251,20 +260,21 @@ static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
-/* Cuts the rows of A into blocks, so that there is work for all threads. */
+/* Cuts the rows of A into blocks, so that there is work for all threads, and sets p->panel. */
 static void tshi_conv_divide(tshi_conv_product *p, int threads) {
     const int64_t mr = p->kernel->mr, items = p->slivers * p->source.groups;
     int64_t blocks = tshi_base_ceil(p->rows, TSHI_CONV_ROWS);
     if (blocks < threads && items < 8 * threads) blocks = threads;
     p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
     p->blocks = tshi_base_ceil(p->rows, p->block);
-    /* the sums of a panel take as much memory as A, which is read once per panel */
+    /* the sums of a panel take as much memory as a block of A, which is read once per panel */
     int64_t sums = tshi_base_min(p->block * p->k, TSHI_CONV_SUMS);
     if (sums < TSHI_CONV_SUMS / 8) sums = TSHI_CONV_SUMS / 8;
     p->panel = p->slice < p->k ? sums / (p->block * p->kernel->nr) + 1 : 1;
 }
 
-/* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
+/* Computes the product p on the rank's threads. The caller has set its fields up to `add`, except
+ * kernel, k and strips. */
 static void tshi_conv_multiply(tshi_conv_product *p) {
     enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */
     tsh_ctx *ctx = p->ctx;
@@ -313,7 +323,8 @@ static void tshi_conv_range(int64_t grid, int64_t step, int64_t offset, int64_t 
     *to = size > offset ? tshi_base_min(grid, tshi_base_ceil(size - offset, step)) : 0;
 }
 
-/* Sets the taps of the image's elements (y, x) at each position of the map. */
+/* Sets the taps (elements of the kernel) of a gather: which element of the image s each is
+ * multiplied with at each position of the kernel. */
 static void tshi_conv_taps(const tshi_conv *c, const tshi_conv_source *s, tshi_conv_tap *tap) {
     for (int64_t i = 0; i < s->taps; i++, tap++) {
         const int64_t at[2] = {i / c->kernel[1], i % c->kernel[1]};
@@ -326,7 +337,8 @@ static void tshi_conv_taps(const tshi_conv *c, const tshi_conv_source *s, tshi_c
     }
 }
 
-/* Returns the images of c, at `data`, as the source of the map's columns. tap: taps to fill in. */
+/* Returns the source of a gather's matrix B: the images at `data`, with the sizes of c; its columns
+ * are the elements of the map. tap: memory for the kernel's taps, which are set. */
 static tshi_conv_source tshi_conv_image(const tshi_conv *c, const tsh_real *data,
                                         tshi_conv_tap *tap) {
     tshi_conv_source s;
@@ -381,8 +393,9 @@ static void tshi_conv_gather(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
     tshi_mem_release(ctx, taps);
 }
 
-/* Sets the taps that reach the phase of image elements (y, x) = start + grid * stride: those whose
- * element of the map, (y + padding - k * dilation) / stride, is one. Returns their number. */
+/* Sets the taps that reach the phase of image elements (y, x) = start + grid * stride: those for
+ * which (y + padding - ky * dilation) / stride, a row of the map, is a whole number, as is the
+ * column of the map computed alike from x and kx. Returns their number. */
 static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const int64_t *grid,
                                tshi_conv_tap *tap) {
     int64_t n = 0;
@@ -402,8 +415,9 @@ static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const i
     return n;
 }
 
-/* Computes one phase of the image: p has the tensors, and the images that are computed. filled 1:
- * the elements that no tap reaches have their values. */
+/* Computes one phase, the elements of equal y % SY and x % SX, of the images at p.to. p: weight,
+ * bias and data of the product. filled 1: the elements that no tap reaches already have their
+ * values. */
 static void tshi_conv_scatter_phase(const tshi_conv *c, int64_t phase, tshi_conv_tap *tap,
                                     tshi_conv_product p, int filled) {
     const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
@@ -438,23 +452,24 @@ static void tshi_conv_fill(void *job, int piece, int64_t from, int64_t to) {
 }
 
 /* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
- * it. All arrays are dense. Of several phases, each writes a part of every cache line, so all are
- * computed for few images at a time. */
+ * it. All arrays are dense. If there are several phases, each writes only a part of every cache
+ * line, so all phases of a few images are computed before the next images. */
 static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *map,
                               const tsh_real *weight, const tsh_real *bias, tsh_real *image,
                               int add) {
     enum {
-        NEAR = 1 << 18, /* elements of images that stay in an L2 cache */
+        NEAR = 1 << 18, /* elements of the images at a time: they stay in an L2 cache */
         COLUMNS = 512   /* least columns of a phase: for fewer, packing the weight would not pay */
     };
-    const int64_t from = c->groups * c->outs * tshi_conv_area(c->map); /* elements of an image */
+    /* elements of one map and of one image of the batch */
+    const int64_t from = c->groups * c->outs * tshi_conv_area(c->map);
     const int64_t to = c->groups * c->ins * tshi_conv_area(c->image);
     const int64_t phases = tshi_base_min(c->stride[0], c->image[0]) *
                            tshi_base_min(c->stride[1], c->image[1]);
     const int64_t least = COLUMNS * phases / tshi_conv_area(c->image);
     const int64_t fit = NEAR / (to + 1) > least ? NEAR / (to + 1) : least;
-    const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images at a time */
-    const int hollow = tshi_conv_area(c->kernel) < phases; /* there are phases without a tap */
+    const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images computed at a time */
+    const int hollow = tshi_conv_area(c->kernel) < phases; /* 1: no tap reaches some phase */
     tshi_block *taps;
     tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
     tshi_conv_product p;

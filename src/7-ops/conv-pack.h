@@ -5,49 +5,52 @@
 /* ========================================================================== */
 
 /* A convolution is a matrix product per group (im2col: Chellapilla, Puri and Simard, 2006): the
- * weight (rows, k) times a matrix B (k, columns), whose column is what the kernel covers at one
- * position, and whose row, channel * taps + tap, is an element of the kernel. B is not written as a
- * whole: `nr` columns at a time (a sliver) are copied from the images to where the micro-kernel
- * reads them.
+ * weight (rows, k) times a matrix B (k, columns). A column of B has the elements that the kernel
+ * covers at one position; its row channel * taps + tap belongs to one element (tap) of the kernel.
+ * B is not written as a whole: `nr` columns at a time (a sliver) are copied from the images to
+ * where the micro-kernel reads them.
  *
- * All images of a batch are one row of columns: column ((n * grid[0] + y) * grid[1] + x) is
- * position (y, x) of image n. */
+ * The grid has the positions of the kernel on an image. The columns of all images of a batch are
+ * numbered together: column ((n * grid[0] + y) * grid[1] + x) is position (y, x) of image n. */
 
-/* An element of the kernel. At grid position (y, x) it is multiplied with the source element
- * (y step[0] + offset[0], x step[1] + offset[1]). */
+/* A tap is an element of the kernel. At kernel position (y, x) of the grid it is multiplied with
+ * element (y step[0] + offset[0], x step[1] + offset[1]) of the image that B is read from. */
 typedef struct tshi_conv_tap {
     int64_t offset[2];
-    int64_t from[2], to[2]; /* grid rows, and columns, [from, to) at which that element exists */
-    int64_t index;          /* of the tap in the kernel: ky * KW + kx */
+    /* grid positions [from, to), along height and width, at which that element is not padding */
+    int64_t from[2], to[2];
+    int64_t index;          /* index of the tap in the kernel: ky * KW + kx */
 } tshi_conv_tap;
 
-/* The images that B is read from, and the grid of positions. */
+/* The images that the matrix B of a convolution is read from, and the grid of the kernel's
+ * positions. Arrays: [0] height, [1] width. */
 typedef struct tshi_conv_source {
-    const tsh_real *data;            /* (batch, groups * channels, size[0], size[1]) */
-    int64_t batch, groups, channels; /* channels: per group */
+    const tsh_real *data;            /* shape (batch, groups * channels, size[0], size[1]) */
+    int64_t batch, groups, channels; /* numbers of images, of groups, of channels per group */
     int64_t size[2], step[2], grid[2];
     const tshi_conv_tap *tap;
     int64_t taps; /* number of taps */
-    int nr;       /* columns of a sliver, a multiple of `block` */
-    int block;    /* lanes that are copied at a time: 16, or nr if that is less */
-    int isa;      /* TSHI_ISA_... of this processor */
+    int nr;       /* columns of B in a sliver, a multiple of `block` */
+    int block;    /* columns of a sliver that are copied at a time: 16, or nr if less */
+    int isa;      /* which kernels run: TSHI_ISA_... */
 } tshi_conv_source;
 
-/* Up to `block` lanes of one row of B that are read from equidistant elements of the source: lane l
- * of [first, first + count) from element at + l * step[1], counted from the group's channel. */
+/* Up to `block` lanes (columns) of one row of B whose values are equally spaced in the images: lane
+ * l of [first, first + count) is element at + l * step[1], counted from the start of the row's
+ * channel in image 0. */
 typedef struct tshi_conv_place {
     int64_t at;
     int first, count;
 } tshi_conv_place;
 
-/* Where a sliver is read from: those places of tap t and block b that begin at place[start[t *
- * blocks + b]], up to the next start. All other lanes are 0. */
+/* Where a sliver of B is read from: the places of tap t and block b are place[start[i]] to
+ * place[start[i + 1] - 1], with i = t * blocks + b. All other lanes are padding: 0. */
 typedef struct tshi_conv_places {
-    tshi_conv_place *place; /* at most taps * nr */
-    int *start;             /* taps * blocks + 1 */
+    tshi_conv_place *place; /* at most taps * nr places */
+    int *start;             /* taps * blocks + 1 indices of `place` */
 } tshi_conv_places;
 
-/* Neighbouring columns of a sliver within one row of the grid, and within one block. */
+/* Adjacent columns of a sliver of B: positions of the kernel within one row of the grid. */
 typedef struct tshi_conv_run {
     int64_t image, y, x; /* image and grid position of the first column */
     int lane, length;    /* the first column's lane in the sliver; number of columns */
@@ -55,19 +58,20 @@ typedef struct tshi_conv_run {
 
 enum { TSHI_CONV_LANES = 32 }; /* max columns of a sliver of any micro-kernel */
 
-/* Returns the number of blocks of a sliver. */
+/* Returns how many blocks, of s->block columns each, a sliver of B has. */
 static int tshi_conv_blocks(const tshi_conv_source *s) {
     return s->nr / s->block;
 }
 
-/* Returns the bytes of the places of one sliver. */
+/* Returns how many bytes the tshi_conv_places of one sliver need. */
 static size_t tshi_conv_places_bytes(const tshi_conv_source *s) {
     const size_t taps = (size_t)s->taps;
     return tshi_base_mul(taps, (size_t)s->nr * sizeof(tshi_conv_place)) +
            tshi_base_mul(taps, (size_t)tshi_conv_blocks(s) * sizeof(int)) + 128;
 }
 
-/* Cuts `cols` columns from `column` on into runs of at most `most` lanes. Returns their number. */
+/* Cuts `cols` columns of B from `column` on into runs, each within one row of the grid and within
+ * one block of `most` lanes. Returns the number of runs. */
 static int tshi_conv_cut(const tshi_conv_source *s, int64_t column, int cols, int most,
                          tshi_conv_run *run) {
     const int64_t area = tshi_conv_area(s->grid);
@@ -92,10 +96,11 @@ static int tshi_conv_cut(const tshi_conv_source *s, int64_t column, int cols, in
     return n;
 }
 
-/* Finds the places of the sliver of `cols` columns that begins at `column`. */
+/* Finds where in the images the sliver of `cols` columns of B that begins at `column` is read
+ * from. */
 static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols,
                              tshi_conv_places *places) {
-    const int64_t image = s->groups * s->channels * tshi_conv_area(s->size); /* elements */
+    const int64_t image = s->groups * s->channels * tshi_conv_area(s->size); /* size of an image */
     const int blocks = tshi_conv_blocks(s);
     tshi_conv_run run[TSHI_CONV_LANES];
     const int runs = tshi_conv_cut(s, column, cols, s->block, run);
@@ -107,7 +112,7 @@ static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols
             *start++ = n;
             for (; r < runs && run[r].lane < (b + 1) * s->block; r++) {
                 const tshi_conv_run *u = &run[r];
-                /* the columns [from, to) of the run at which the tap's element exists */
+                /* the grid columns [from, to) of the run at which the tap is not in the padding */
                 const int64_t from = u->x > tap->from[1] ? u->x : tap->from[1];
                 const int64_t to = tshi_base_min(u->x + u->length, tap->to[1]);
                 tshi_conv_place *p = &places->place[n];
@@ -130,8 +135,9 @@ typedef struct tshi_conv_rows {
     tsh_real *to;
 } tshi_conv_rows;
 
-/* Copies one block of the rows of one tap, of `count` channels from c on. The reference, for any
- * type. */
+/* Copies one block (s->block columns) of the rows of B that belong to one tap and to `count`
+ * channels from c on, from `places` places; lanes outside these become 0. The reference, for any
+ * type and processor. */
 static void tshi_conv_copy(const tshi_conv_source *s, const tshi_conv_rows *rows,
                            const tshi_conv_place *place, int places, int64_t c, int64_t count,
                            tsh_real *to) {
@@ -147,7 +153,7 @@ static void tshi_conv_copy(const tshi_conv_source *s, const tshi_conv_rows *rows
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Returns bits 0, 2, 4, ...: bit l of mask as bit 2 l. */
+/* Returns the 16 bits of mask moved apart: bit l becomes bit 2 l. */
 static uint32_t tshi_conv_spread(uint32_t mask) {
     mask = (mask | mask << 8) & 0x00FF00FFu;
     mask = (mask | mask << 4) & 0x0F0F0F0Fu;
@@ -155,8 +161,9 @@ static uint32_t tshi_conv_spread(uint32_t mask) {
     return (mask | mask << 1) & 0x55555555u;
 }
 
-/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant.
- * Elements of other lanes are not read. even: the numbers 0, 2, 4, ... */
+/* Replaces lane l of y, for each bit l of mask, by the float l * step after address `from`. step: 1
+ * or 2, a constant after inlining. Elements of other lanes are not read. even: the numbers 0, 2, 4,
+ * ... */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_t mask,
                                                const int step, __m512i even) {
     const float *x = (const float *)from;
@@ -167,10 +174,11 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_
     return _mm512_mask_mov_ps(y, (__mmask16)mask, _mm512_permutex2var_ps(low, even, high));
 }
 
-/* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes in one place. from: the
- * address of lane 0 in the first channel; a number, as it may lie before the images; plane, next:
- * distances of two channels in the images and in the copy. Eight channels are loaded before the
- * first is stored: a load waits for earlier stores to addresses that end in the same 12 bits. */
+/* Does what tshi_conv_copy does, with AVX-512, for a block whose 16 lanes are read from a single
+ * place. from: the address of lane 0 in the first channel, as a number, since it may lie before the
+ * images; plane, next: distances of two channels in the images and in the copy. Eight channels are
+ * loaded before the first is stored: a load waits for earlier stores to addresses that end in the
+ * same 12 bits. */
 TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_place(uintptr_t from, int64_t plane, uint32_t mask,
                                                   int64_t count, float *to, int64_t next,
                                                   const int step, __m512i even) {
@@ -230,14 +238,15 @@ TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const t
 }
 #endif
 
-/* Does what tshi_conv_pack does, for the channels of rows k0 to k1 at once. */
+/* Does what tshi_conv_pack does, for all channels of rows [k0, k1) of B at once. */
 static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_places *places,
                                 const tshi_conv_rows *rows) {
     const int blocks = tshi_conv_blocks(s);
-    const int64_t from = rows->k0 / s->taps, cut = rows->k0 % s->taps; /* k0's channel and tap */
-    const int64_t to_channel = rows->k1 / s->taps, to_tap = rows->k1 % s->taps; /* of k1 */
+    /* channel and tap of row k0, then of row k1 */
+    const int64_t from = rows->k0 / s->taps, cut = rows->k0 % s->taps;
+    const int64_t to_channel = rows->k1 / s->taps, to_tap = rows->k1 % s->taps;
     for (int64_t t = 0; t < s->taps; t++) {
-        /* channels [c, end) have a row of tap t in [k0, k1) */
+        /* rows [k0, k1) have those of tap t for the channels [c, end) */
         const int64_t c = from + (t < cut), end = to_channel + (t < to_tap);
         const int64_t k = c * s->taps + t;
         for (int b = 0; b < blocks && c < end; b++) {
@@ -254,9 +263,9 @@ static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_place
     }
 }
 
-/* Copies rows of a sliver of B, whose places are known: a few channels at a time, so that what one
- * tap has read is still in cache for the next. (The planes of channels often begin in one set of a
- * cache.) */
+/* Copies rows of a sliver of B, from the places that tshi_conv_locate has found: a few channels at
+ * a time, so that what one tap has read is still in cache for the next. (Few, because the planes of
+ * channels often begin in the same set of a cache.) */
 static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
                            const tshi_conv_rows *rows) {
     enum { CHANNELS = 16 };

@@ -4,48 +4,49 @@
 /* Needs: >>conv-kernel.                                                      */
 /* ========================================================================== */
 
-/* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
- * kernel covers, as in >>conv-pack, and map is the gradient of the map (or, of a transposed
- * convolution, its input). Each thread computes some rows of dW^T = B map^T. The columns, image
- * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed,
- * block after block of rows of B is copied, and the product is added to dW^T. Chunks are added in
- * order, so the sums do not depend on threads. */
+/* dW[oc, k] = sum over columns of map[oc, column] B[k, column]. A column is a position of the
+ * kernel on an image: B (k, columns) has the image elements that the kernel covers there (see
+ * >>conv-pack), and map is the gradient of the map (or, of a transposed convolution, its input).
+ * Each thread computes some rows of dW^T = B map^T. The columns, image after image, are cut into
+ * chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed, B is copied in blocks of rows,
+ * and the product is added to dW^T. Chunks are added in order, so the sums do not depend on
+ * threads. */
 typedef struct tshi_conv_weights {
     tsh_ctx *ctx;
-    tshi_conv_source source; /* B */
-    const tsh_real *map;     /* (batch, groups * outs, grid[0], grid[1]) */
+    tshi_conv_source source; /* what B is read from */
+    const tsh_real *map;     /* shape (batch, groups * outs, grid[0], grid[1]) */
     int64_t outs, k;         /* map channels per group; rows of B */
-    int64_t wide;            /* elements of a row of dW^T in memory: outs, up to whole slivers */
-    tshi_dest dest;          /* dW (groups * outs, k), dense */
-    int64_t columns, chunk;  /* of B; of a chunk */
+    int64_t wide;            /* row length of dW^T in scratch: outs, rounded up to whole slivers */
+    tshi_dest dest;          /* where dW goes: shape (groups * outs, k), dense */
+    int64_t columns, chunk;  /* number of columns of B; of a chunk */
     int64_t strips;          /* strips of mr rows of B per group */
-    int64_t most, block;     /* max rows of B of a piece in one group; of a block */
-    char *scratch;           /* of all pieces */
-    size_t each, at[3];      /* bytes of scratch of one piece; where its parts begin after the
-                              * places */
+    int64_t most, block;     /* max rows of B, in one group, of a piece; of a block */
+    char *scratch;           /* scratch memory of all pieces */
+    size_t each, at[3];      /* bytes of scratch of one piece; where in it rows, map and sums of
+                              * tshi_conv_weight_scratch begin */
 } tshi_conv_weights;
 
-/* The scratch memory of one piece. */
+/* The scratch memory of one piece, or thread, of a tshi_conv_weights. */
 typedef struct tshi_conv_weight_scratch {
     tshi_conv_places places;
-    tsh_real *rows; /* (block, pitch): a chunk of rows of B */
-    tsh_real *map;  /* (wide / nr, chunk, nr): the map in a chunk, packed in slivers */
-    tsh_real *sums; /* (most, wide): rows of dW^T */
+    tsh_real *rows; /* shape (block, pitch): the columns of a chunk, of a block of rows of B */
+    tsh_real *map;  /* shape (wide / nr, chunk, nr): a chunk of the map, packed in slivers */
+    tsh_real *sums; /* shape (most, wide): this piece's rows of dW^T */
 } tshi_conv_weight_scratch;
 
 enum {
-    TSHI_CONV_CHUNK = 384, /* max columns of a chunk */
-    TSHI_CONV_PITCH = 16,  /* elements between two rows of a chunk, so that not all begin in one set
-                            * of a cache */
-    TSHI_CONV_BLOCK = 264  /* max rows of a block: with a chunk, a quarter of an L2 cache */
+    TSHI_CONV_CHUNK = 384, /* max columns of B in a chunk */
+    TSHI_CONV_PITCH = 16,  /* unused elements after each row of a chunk, so that not all rows begin
+                            * in one set of a cache */
+    TSHI_CONV_BLOCK = 264  /* max rows of B in a block: their chunk is a quarter of an L2 cache */
 };
 
-/* Returns the elements from row to row of a chunk of B. */
+/* Returns the row stride, in elements, of a chunk of B in scratch. */
 static int64_t tshi_conv_pitch(const tshi_conv_weights *p) {
     return tshi_base_ceil(p->chunk, p->source.nr) * p->source.nr + TSHI_CONV_PITCH;
 }
 
-/* Sets where the parts of a piece's scratch begin, and the bytes of all. */
+/* Sets p->at, where the parts of a piece's scratch begin, and p->each, its size in bytes. */
 static void tshi_conv_weight_layout(tshi_conv_weights *p) {
     size_t *const at = p->at;
     at[0] = (tshi_conv_places_bytes(&p->source) + 63) / 64 * 64;
@@ -54,7 +55,7 @@ static void tshi_conv_weight_layout(tshi_conv_weights *p) {
     p->each = at[2] + (tshi_dtype_reals(p->most * p->wide) + 63) / 64 * 64;
 }
 
-/* Returns the parts of a piece's scratch. */
+/* Returns pointers to the parts of a piece's scratch memory. */
 static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *p, int piece) {
     tshi_conv_weight_scratch w;
     char *at = p->scratch + (size_t)piece * p->each;
@@ -66,7 +67,8 @@ static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *
     return w;
 }
 
-/* Packs the map's channels of a group in columns [from, from + n), image after image. */
+/* Packs columns [from, from + n) of the map's channels of a group, in slivers of nr channels. The
+ * columns of a batch are those of image after image. */
 static void tshi_conv_pack_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
                                tsh_real *to) {
     const int64_t area = tshi_conv_area(p->source.grid), image = p->source.groups * p->outs * area;
@@ -81,7 +83,8 @@ static void tshi_conv_pack_map(const tshi_conv_weights *p, int64_t group, int64_
     }
 }
 
-/* Writes rows [k0, k0 + n) of a group's dW^T, `sums` (n, wide), to dW. */
+/* Transposes rows [k0, k0 + n) of a group's dW^T, `sums` (n, wide), and writes them to dW, or adds
+ * them if p->dest.add is 1. */
 static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int64_t group,
                            int64_t k0, int64_t n) {
     enum { SIDE = 16 }; /* rows and columns that are transposed at a time */
@@ -95,8 +98,8 @@ static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int
             }
 }
 
-/* Adds to rows [k0, k0 + n) of a group's dW^T, `sums`, the products of the columns [from, from +
- * length), whose map is packed. The first chunk, from 0, overwrites them. */
+/* Adds to rows [k0, k0 + n) of a group's dW^T, `sums`, the products of B and of the map, already
+ * packed, over the columns [from, from + length). The first chunk (from is 0) overwrites `sums`. */
 static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
                                    int64_t group, int64_t k0, int64_t n, int64_t from,
                                    int64_t length, tsh_real *sums) {
@@ -117,7 +120,8 @@ static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_
     }
 }
 
-/* Computes rows [k0, k0 + n) of a group's dW^T. progress 1: lets collectives progress meanwhile. */
+/* Computes rows [k0, k0 + n) of a group's dW^T and writes them to dW. progress 1: lets collectives
+ * progress meanwhile. */
 static void tshi_conv_weight_rows(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
                                   int64_t group, int64_t k0, int64_t n, int progress) {
     const int64_t block = tshi_gemm_even(n, p->block, p->ctx->gemm_kernel->mr);
@@ -147,7 +151,7 @@ static void tshi_conv_weight_piece(void *job, int piece, int64_t from, int64_t t
 }
 
 /* Computes the gradient of the weight (OC, IC / groups, KH, KW) from an image (N, IC, H, W) and a
- * map (N, OC, OH, OW), one of which is a gradient. */
+ * map (N, OC, OH, OW), one of which is the gradient of the output. */
 static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
                              const tsh_real *map, const tshi_dest *dest) {
     enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */

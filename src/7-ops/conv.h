@@ -6,8 +6,8 @@
 
 /* Convolutions and transposed convolutions are computed from the same two tensors: the image (N,
  * IC, H, W), over which the kernel slides, and the map (N, OC, OH, OW), which has an element for
- * each position of the kernel. The weight is (OC, IC / groups, KH, KW). With ci, the channels of
- * oc's group:
+ * each position of the kernel. The weight is (OC, IC / groups, KH, KW). With S the stride, D the
+ * dilation and P the padding, and ci over the image's channels of oc's group:
  *
  *     map[n, oc, y, x] = sum over ci, ky, kx of
  *         weight[oc, ci, ky, kx] image[n, ci, y SY + ky DY - PY, x SX + kx DX - PX]
@@ -25,16 +25,16 @@ typedef struct tshi_conv {
     int reduce;     /* 1: row-parallel: the output is all-reduced */
 } tshi_conv;
 
-enum { TSHI_CONV_MOST = 1 << 30 }; /* max length of an image, a kernel, and each option */
+enum { TSHI_CONV_MOST = 1 << 30 }; /* max length of an image or kernel, max value of an option */
 
-/* Returns the elements of a plane (height, width). */
+/* Returns the number of elements of a plane of size (height, width). */
 static int64_t tshi_conv_area(const int64_t *size) {
     return size[0] * size[1];
 }
 
-/* Sets to[0] and to[1] to the options `from` of `dims` dimensions: from[0] alone is that of the
- * width if dims is 1. An option that is 0, or that is not given, becomes `usual`. Returns 0 and an
- * error if one is below `least` or above TSHI_CONV_MOST. */
+/* Sets to[], (height, width), to an option such as stride, given in from[] for `dims` dimensions:
+ * if dims is 1, from[0] is that of the width. A value that is 0, or not given, becomes `usual`.
+ * Returns 0 and an error if a value is below `least` or above TSHI_CONV_MOST. */
 static int tshi_conv_pair(tsh_ctx *ctx, const char *op, const char *name, const int64_t *from,
                           int dims, int64_t usual, int64_t least, int64_t *to) {
     to[0] = usual;
@@ -50,13 +50,14 @@ static int tshi_conv_pair(tsh_ctx *ctx, const char *op, const char *name, const 
     return 1;
 }
 
-/* Returns the length that a kernel covers. */
+/* Returns how many elements, from its first to its last, a dilated kernel covers along a
+ * dimension. */
 static int64_t tshi_conv_span(int64_t kernel, int64_t dilation) {
     return dilation * (kernel - 1) + 1;
 }
 
-/* Sets the lengths along d, 0 or 1, of the output from those of the input. Returns 0 and an error
- * if nothing is left of it. extra: output_padding of a transposed convolution. */
+/* Sets the output's length along d (0: height, 1: width) from the input's. Returns 0 and an error
+ * if the output is empty. extra: output_padding of a transposed convolution. */
 static int tshi_conv_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, int64_t extra) {
     const int64_t span = tshi_conv_span(c->kernel[d], c->dilation[d]);
     if (c->transposed)
@@ -73,7 +74,8 @@ static int tshi_conv_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, i
                     (long long)c->padding[d]) == TSH_OK;
 }
 
-/* Checks the numbers of dimensions and channels. Returns 0 and an error if they do not fit. */
+/* Checks that the dimensions and channels of x, weight and bias fit together. Returns 0 and an
+ * error if they do not. */
 static int tshi_conv_fits(const char *op, tsh_tensor *const *in, int dims, int64_t groups,
                           int transposed) {
     const tsh_tensor *x = in[0], *w = in[1], *b = in[2];
@@ -94,13 +96,14 @@ static int tshi_conv_fits(const char *op, tsh_tensor *const *in, int dims, int64
     return 1;
 }
 
-/* Fills in c from the local shapes of in[], x, weight and bias or NULL, and the options. Returns 0
- * after an error. op: the caller's name; dims: 1 or 2. */
+/* Fills in the sizes of c, except the batch and the channels (tshi_conv_local), from the options
+ * and the shapes of in[]: x, weight, and bias or NULL. Returns 0 after an error. op: the caller's
+ * name; dims: 1 or 2. */
 static int tshi_conv_sizes(const char *op, tsh_tensor *const *in, int dims,
                            const tsh_conv_options *o, int transposed, tshi_conv *c) {
     const tsh_tensor *x = in[0], *w = in[1];
     tsh_ctx *ctx = x->ctx;
-    int64_t extra[2]; /* output_padding */
+    int64_t extra[2]; /* output_padding along height and width */
     int d;
     c->groups = o->groups ? o->groups : 1;
     c->transposed = transposed;
@@ -115,7 +118,7 @@ static int tshi_conv_sizes(const char *op, tsh_tensor *const *in, int dims,
         !tshi_conv_fits(op, in, dims, c->groups, transposed))
         return 0;
     for (d = 0; d < 2; d++) {
-        const int axis = d + dims; /* of x and weight: 2 and 3, or -, 2 if dims is 1 */
+        const int axis = d + dims; /* dimension of x and weight: 2 and 3; if dims is 1: none, 2 */
         int64_t *const length = transposed ? &c->map[d] : &c->image[d];
         *length = axis < 2 ? 1 : x->dim[axis];
         c->kernel[d] = axis < 2 ? 1 : w->dim[axis];
@@ -136,10 +139,10 @@ static int tshi_conv_sizes(const char *op, tsh_tensor *const *in, int dims,
     return 1;
 }
 
-/* Sets the channels and the batch that this rank computes, after x has got its final layout. A rank
- * without a channel of a grouped weight gets no groups. */
+/* Sets the groups, the channels and the batch that this rank computes, after x has got its final
+ * layout. A rank without a channel of a grouped weight gets 0 groups. */
 static void tshi_conv_local(tshi_conv *c, const tsh_tensor *x, const tsh_tensor *w) {
-    const int64_t per = w->dim[0] / c->groups; /* weight rows per group, of all ranks */
+    const int64_t per = w->dim[0] / c->groups; /* weight's dimension 0 per group, over all ranks */
     c->batch = x->local[0];
     if (c->groups > 1) c->groups = per ? w->local[0] / per : 0;
     c->outs = c->groups > 0 ? w->local[0] / c->groups : 0;

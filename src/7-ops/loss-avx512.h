@@ -4,7 +4,9 @@
 /* Needs: >>attention-avx512.                                                 */
 /* ========================================================================== */
 
-enum { TSHI_LOSS_RUN = 512 }; /* logits of which tshi_loss_online takes the maximum at a time */
+/* logits per part of a row; tshi_loss_online finds the maximum of a part, then adds its
+ * exponentials */
+enum { TSHI_LOSS_RUN = 512 };
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one; NaN for NaN. */
@@ -15,13 +17,13 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_loss_exp(__m512 v) {
     return _mm512_maskz_scalef_ps(normal, p, _mm512_sub_ps(n, _mm512_set1_ps(12582912.0f)));
 }
 
-/* Adds e^(x - max) of a part, TSHI_LOSS_RUN logits or the last n of a row, to 32 partial sums, in
- * *low and *high. Returns the maximum of the part after it, if none of its logits is NaN: memory is
- * read while exponentials are computed. n: number of logits from x on; whole: 1 if they are two
- * parts or more, a constant after inlining. */
+/* Adds e^(x - max) of a part of a row, TSHI_LOSS_RUN logits or the last n, to 32 partial sums, in
+ * *low and *high. Returns the maximum of the next part, if none of its logits is NaN: its memory is
+ * read while exponentials of this part are computed. n: number of logits from x on; whole: 1 if n
+ * is two parts or more, a constant after inlining. */
 TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, float max,
                                                     __m512 *low, __m512 *high, const int whole) {
-    enum { AHEAD = 4096 }; /* bytes that are prefetched ahead */
+    enum { AHEAD = 4096 }; /* bytes from a logit to the memory prefetched with it */
     const __m512 m = _mm512_set1_ps(max < -FLT_MAX ? 0 : max); /* e^(-infinity - 0) is 0 */
     __m512 most = _mm512_set1_ps(-INFINITY), a, b;
     for (int64_t e = 0; e < TSHI_LOSS_RUN && (whole || e < n); e += TSHI_BLOCK) {
@@ -38,14 +40,14 @@ TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, f
     return _mm512_reduce_max_ps(most);
 }
 
-/* Does what tshi_loss_online does, with the same bits. If a logit is NaN, some sum is, and m, too,
- * unless another logit is infinity. */
+/* Does what tshi_loss_online does, to the same bits. If a logit is NaN, the sum is NaN, and so is
+ * *m, unless another logit is infinite. */
 TSHI_AVX512 static float tshi_loss_online_avx512(const float *x, int64_t n, float *m) {
     __m512 low = _mm512_setzero_ps(), high = low; /* partial sums 0 to 15 and 16 to 31 */
-    float max = *m, here = max, sum; /* max: the maximum so far; here: that of the part at x */
+    float max = *m, here = max, sum; /* max: maximum of earlier parts; here: of the part at x */
     if (n > 0) here = tshi_attention_most_avx512(x, tshi_base_min(TSHI_LOSS_RUN, n));
     for (; n > 0; n -= TSHI_LOSS_RUN, x += TSHI_LOSS_RUN) {
-        if (here > max) { /* m grows */
+        if (here > max) { /* this part has the larger maximum: scales the sums */
             const __m512 scale = _mm512_set1_ps(tshi_math_exp(max - here, 1));
             low = _mm512_mul_ps(low, scale);
             high = _mm512_mul_ps(high, scale);

@@ -9,10 +9,10 @@
  *   da = g (b / (n(a) n(b)) - c a / (n(a) |a|)), without the second term where |a| is 0; db alike.
  * (As in PyTorch, the second term stays where |a| is below eps.) */
 
-/* A call, and the params of its node. The result's elements are the rows; a row of an input is its
- * vector along the axis. */
+/* A call of tsh_cosine_similarity, and the params of its node. A row is an element of the result;
+ * in an input, it is the vector along the axis that the element is computed from. */
 typedef struct tshi_loss_cosine {
-    int64_t dim[TSH_MAX_DIMS];     /* local lengths of the broadcast shape; 1 along the axis */
+    int64_t dim[TSH_MAX_DIMS];     /* local lengths of the broadcast shape of a and b; axis: 1 */
     int64_t step[2][TSH_MAX_DIMS]; /* strides of a and b along these dimensions; 0: broadcast */
     int64_t along[2];              /* strides of a and b along the axis */
     int64_t length, rows;          /* local length of a vector; number of local rows */
@@ -21,7 +21,7 @@ typedef struct tshi_loss_cosine {
     double eps;
 } tshi_loss_cosine;
 
-/* The sums of a row, which backward reads as well. */
+/* Indices of the three sums of a row, a b, a a and b b, which forward keeps for backward. */
 enum { TSHI_LOSS_DOT, TSHI_LOSS_AA, TSHI_LOSS_BB, TSHI_LOSS_PRODUCTS };
 
 /* Computes the sums of products, a b, a a and b b, of one row. Operands: the three sums, a, b. */
@@ -32,7 +32,7 @@ TSHI_INLINE void tshi_loss_products_body(int64_t n, const tshi_operand *operand,
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         const tsh_real *a = tshi_kernel_load(&operand[1], e, n, pad[0]);
         const tsh_real *b = tshi_kernel_load(&operand[2], e, n, pad[1]);
-        if (n - e < TSHI_BLOCK) { /* the last block: pads repeat a value, but must not count */
+        if (n - e < TSHI_BLOCK) { /* the last block: its padding must add 0 */
             for (int64_t i = n - e; i < TSHI_BLOCK; i++) pad[0][i] = pad[1][i] = 0;
         }
         tshi_kernel_dot_step(lane[TSHI_LOSS_DOT], a, b);
@@ -48,8 +48,8 @@ typedef struct tshi_loss_cosine_row {
     double other, own;
 } tshi_loss_cosine_row;
 
-/* Computes the gradient of one row of an input. Operands: the gradient, the input, the other
- * input. */
+/* Adds the gradient of one row of an input (see tshi_loss_cosine_row). Operands: the gradient, the
+ * input, the other input. */
 TSHI_INLINE void tshi_loss_cosine_grad_body(int64_t n, const tshi_operand *operand,
                                             const tshi_loss_cosine_row *row) {
     const tsh_real other = TSHI_R(row->other), own = TSHI_R(row->own);
@@ -63,7 +63,7 @@ TSHI_INLINE void tshi_loss_cosine_grad_body(int64_t n, const tshi_operand *opera
 }
 TSHI_KERNEL(tshi_loss_cosine_grad, tshi_loss_cosine_row);
 
-/* Returns where row i of input k begins, in elements from the input's first. */
+/* Returns where row i of input k begins, in elements from the input's first element. */
 static int64_t tshi_loss_cosine_start(const tshi_loss_cosine *call, int k, int64_t i) {
     int64_t at = 0;
     for (int d = call->ndim - 1; d >= 0; d--) {
@@ -73,12 +73,12 @@ static int64_t tshi_loss_cosine_start(const tshi_loss_cosine *call, int k, int64
     return at;
 }
 
-/* What the threads of a rank share. */
+/* What the threads of a rank share while they compute a cosine similarity or its gradients. */
 typedef struct tshi_loss_cosine_job {
     const tshi_loss_cosine *call;
     tshi_operand in[2]; /* values of a and b, from their first element */
     const tsh_ctx *ctx;
-    tsh_real *products; /* sums of each row, shape (rows, TSHI_LOSS_PRODUCTS) */
+    tsh_real *products; /* a b, a a and b b of each row, shape (rows, TSHI_LOSS_PRODUCTS) */
     const tsh_real *g;  /* backward: gradient of the result, shape (rows) */
     tshi_dest dest;     /* backward: where the gradient of input `which` goes */
     int which;
@@ -92,7 +92,7 @@ static tshi_operand tshi_loss_cosine_vector(const tshi_loss_cosine_job *job, int
     return row;
 }
 
-/* Computes the sums of rows [from, to); a tshi_team_fn. */
+/* Computes the sums a b, a a and b b of rows [from, to); a tshi_team_fn. */
 static void tshi_loss_cosine_sums(void *job, int piece, int64_t from, int64_t to) {
     const tshi_loss_cosine_job *work = (const tshi_loss_cosine_job *)job;
     (void)piece;
@@ -105,10 +105,10 @@ static void tshi_loss_cosine_sums(void *job, int piece, int64_t from, int64_t to
     }
 }
 
-/* Returns the norm of which square is given, but at least eps. */
+/* Returns a vector's norm, the root of `square`, but at least eps. */
 static double tshi_loss_norm(tsh_real square, double eps) {
     const double norm = sqrt((double)square);
-    return norm < eps ? eps : norm; /* NaN stays */
+    return norm < eps ? eps : norm; /* a norm that is NaN stays NaN */
 }
 
 /* Computes the gradients of rows [from, to) of input `which`; a tshi_team_fn. */
@@ -184,7 +184,8 @@ static void tshi_loss_cosine_plan(tsh_tensor *const *in, const tsh_shape *shape,
     }
 }
 
-/* Computes the sums of all rows, and from them the result. cut: 1 if the axis is sharded. */
+/* Computes the sums a b, a a and b b of all rows, and from them the result. cut: 1 if the axis is
+ * sharded. */
 static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *call, int cut,
                                  tsh_real *products, tsh_real *out) {
     tsh_ctx *ctx = in[0]->ctx;
@@ -203,7 +204,7 @@ static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *
             tsh_allreduce(&ctx->tp, products, TSHI_LOSS_PRODUCTS * call->rows, TSH_REAL, TSH_SUM),
             "tsh_cosine_similarity: all-reduce of sums along the dimension");
     for (int64_t i = 0; i < call->rows; i++, products += TSHI_LOSS_PRODUCTS)
-        out[i] = call->empty ? 0 /* not 0 / 0, if eps is 0, too */
+        out[i] = call->empty ? 0 /* not 0 / 0, even if eps is 0 */
                              : TSHI_R((double)products[TSHI_LOSS_DOT] /
                                       tshi_loss_norm(products[TSHI_LOSS_AA], call->eps) /
                                       tshi_loss_norm(products[TSHI_LOSS_BB], call->eps));

@@ -4,25 +4,26 @@
 /* Needs: >>op-reduce >>op-loss >>loss-map.                                   */
 /* ========================================================================== */
 
-/* A call of a loss, and the params of its node. */
+/* The parameters of a call of a loss, which are also the params of its node. */
 typedef struct tshi_loss_call {
-    double c;       /* delta or beta */
+    double c;       /* delta of the Huber loss, beta of the smooth L1 loss */
     double divisor; /* out = sum of the elements' losses / divisor */
-    int reduced;    /* 0: out has a loss per element */
+    int reduced;    /* 1: out is one number; 0: out has a loss per element */
 } tshi_loss_call;
 
 /* -- operands: parts of tensors ---------------------------------------------- */
 
 static const tsh_real tshi_loss_one = 1; /* the value of weights that are not given */
 
-/* Where the kernels read an operand, or write it: element e of the local shape (..) of x. */
+/* An operand of a loss kernel, as an array with a value per element of x (local shape,
+ * row-major). */
 typedef struct tshi_loss_operand {
-    tshi_operand all;             /* step 1: dense; 0: all elements are one value */
-    int64_t stride[TSH_MAX_DIMS]; /* per dimension of x, if `strided` is 1; 0: broadcast */
-    int strided;                  /* 1: parts are copied to a buffer first */
+    tshi_operand all;             /* its values; step 1: dense, 0: one value for all elements */
+    int64_t stride[TSH_MAX_DIMS]; /* if `strided`: strides along x's dimensions; 0: broadcast */
+    int strided;                  /* 1: the kernel gets copies of parts in a dense buffer */
 } tshi_loss_operand;
 
-/* Returns the operand of tensor t, broadcast to x's shape; its values are at `data`. t NULL: all
+/* Returns the operand that has tensor t broadcast to x's shape; data: t's values. t NULL: all
  * elements are 1. */
 static tshi_loss_operand tshi_loss_operand_of(const tsh_tensor *x, const tsh_tensor *t,
                                               const void *data) {
@@ -34,7 +35,7 @@ static tshi_loss_operand tshi_loss_operand_of(const tsh_tensor *x, const tsh_ten
     if (!t) return o;
     tshi_tensor_strides(x->local, x->ndim, dense);
     for (int d = 0; d < x->ndim; d++) {
-        const int own = d - (x->ndim - t->ndim); /* t's dimension, aligned at the right */
+        const int own = d - (x->ndim - t->ndim); /* the dimension of t that is aligned with d */
         o.stride[d] = own < 0 || t->dim[own] == 1 ? 0 : t->stride[own];
         if (x->local[d] == 1) continue;
         contiguous &= o.stride[d] == dense[d];
@@ -50,7 +51,7 @@ static tshi_loss_operand tshi_loss_operand_of(const tsh_tensor *x, const tsh_ten
 static void tshi_loss_gather(const tsh_tensor *x, const tshi_loss_operand *o, int64_t from,
                              int64_t n, tsh_real *to) {
     const int last = x->ndim - 1;
-    int64_t index[TSH_MAX_DIMS]; /* of the next element to copy */
+    int64_t index[TSH_MAX_DIMS]; /* indices of the next element to copy */
     int d;
     for (d = last; d >= 0; d--) {
         index[d] = from % x->local[d];
@@ -80,13 +81,13 @@ typedef struct tshi_loss_work_all {
     const tsh_tensor *x;
     tshi_kernel_fn kernel;
     tshi_loss_map_params params;
-    tshi_loss_operand operand[TSHI_LOSS_MAP_OPERANDS]; /* OUT with data NULL: results are summed */
-    tsh_real *scratch; /* a buffer per piece and operand, of TSHI_LOSS_PART elements or all */
-    int64_t part;      /* elements of such a buffer */
+    tshi_loss_operand operand[TSHI_LOSS_MAP_OPERANDS]; /* OUT with data NULL: only sums are kept */
+    tsh_real *scratch; /* buffers of `part` elements: one per piece and operand */
+    int64_t part;      /* TSHI_LOSS_PART, or less if x has fewer elements */
     double *sums;      /* sum of the results of each part; NULL: not wanted */
 } tshi_loss_work_all;
 
-/* Computes the parts [from, to) of a run; a tshi_team_fn. */
+/* Runs the kernel on parts [from, to) of x, TSHI_LOSS_PART elements each; a tshi_team_fn. */
 static void tshi_loss_parts(void *job, int piece, int64_t from, int64_t to) {
     const tshi_loss_work_all *work = (const tshi_loss_work_all *)job;
     const tsh_ctx *ctx = work->x->ctx;
@@ -96,7 +97,7 @@ static void tshi_loss_parts(void *job, int piece, int64_t from, int64_t to) {
         const int64_t first = p * TSHI_LOSS_PART, n = tshi_base_min(TSHI_LOSS_PART, count - first);
         const tshi_reduce_params whole = {1, n, -1, 0};
         tshi_operand operand[TSHI_LOSS_MAP_OPERANDS], sum[2];
-        tsh_real total = 0; /* of this part */
+        tsh_real total = 0; /* sum of the results of this part */
         for (int i = 0; i < TSHI_LOSS_MAP_OPERANDS; i++) {
             const tshi_loss_operand *o = &work->operand[i];
             operand[i] = o->all;
@@ -114,7 +115,7 @@ static void tshi_loss_parts(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
-/* Runs `work` on the rank's threads. With sum not NULL, sets *sum to the sum of the results over
+/* Runs `work` on the rank's threads. Unless sum is NULL, sets *sum to the sum of the results over
  * all local elements, in the order of tsh_sum. Returns 0 if there is no memory. */
 static int tshi_loss_run_all(tshi_loss_work_all *work, double *sum) {
     enum { MIN_PARTS = 8 }; /* min parts per thread: fewer would not pay */
@@ -138,14 +139,15 @@ static int tshi_loss_run_all(tshi_loss_work_all *work, double *sum) {
 
 /* -- backward ------------------------------------------------------------------ */
 
-/* Computes the gradient of input i, x (0) or the target (1), of a loss. */
+/* Computes the gradient of input i of a loss, x (0) or the target (1). kernel, sign: see
+ * tshi_loss_map_row and tshi_loss_map_params. */
 static void tshi_loss_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel,
                                          double sign) {
     const tshi_loss_call *call = (const tshi_loss_call *)node->params;
     const tsh_tensor *x = node->in[0];
     tsh_tensor *t = node->in[i];
     const tsh_real *g = tshi_tape_grad(node);
-    /* gradient of the loss of any element, if these are reduced */
+    /* if the losses are reduced: the gradient of each element's loss, the same for all */
     const tsh_real each = call->reduced ? TSHI_R((double)g[0] / call->divisor) : TSHI_R(0);
     tshi_loss_work_all work;
     tshi_block *scratch;
@@ -176,11 +178,12 @@ static void tshi_loss_map_backward(tshi_node *node) {
 
 /* -- checks of the inputs ------------------------------------------------------ */
 
-/* Fails because the shapes of x and the target differ; the sentence says how to make them alike. */
+/* Returns 0 and an error: the shapes of x and the target differ. Its sentence says how to make them
+ * alike. */
 static TSHI_COLD int tshi_loss_refuse_shapes(const char *op, const tsh_tensor *x,
                                              const tsh_tensor *target) {
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    const int more = x->ndim - target->ndim; /* 1: x has a dimension more; -1: the target has */
+    const int more = x->ndim - target->ndim; /* how many dimensions x has more than target */
     const tsh_tensor *longer = more > 0 ? x : target, *shorter = more > 0 ? target : x;
     int squeezes = more * more == 1 && longer->dim[longer->ndim - 1] == 1;
     for (int d = 0; d < shorter->ndim && squeezes; d++)
@@ -193,7 +196,7 @@ static TSHI_COLD int tshi_loss_refuse_shapes(const char *op, const tsh_tensor *x
                                : ": tsh_squeeze(target, -1), or tsh_unsqueeze(x, -1)") == TSH_OK;
 }
 
-/* Fails if the target is of integers, as class indices are. */
+/* Returns 1 if the target is floating; 0 and an error if it has integers, such as class indices. */
 static int tshi_loss_check_target(const char *op, const tsh_tensor *target) {
     return tshi_dtypes[target->dtype].floating ||
            tshi_error_zero(target->ctx, TSH_ERR_DTYPE,
@@ -202,9 +205,8 @@ static int tshi_loss_check_target(const char *op, const tsh_tensor *target) {
                            op, tshi_dtype_name(target->dtype), tshi_dtype_name(TSH_REAL));
 }
 
-/* Checks that a weight, named `name`, is broadcast to x's shape, and replaces it by this rank's
- * shard if it is replicated where x is sharded. w: the weight, or NULL. Returns 0 after an
- * error. */
+/* Checks that a weight, named `name`, broadcasts to x's shape, and replaces it by this rank's shard
+ * if it is replicated where x is sharded. w: the weight, or NULL. Returns 0 after an error. */
 static int tshi_loss_weight(const char *op, const char *name, const tsh_tensor *x, tsh_tensor **w) {
     tsh_tensor *t = *w;
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
@@ -235,7 +237,8 @@ static int tshi_loss_weight(const char *op, const char *name, const tsh_tensor *
     return *w != NULL;
 }
 
-/* Fails if an element of x or the target is no probability: names the first. */
+/* Returns 1 if all elements of x and the target are probabilities; else 0 and an error that names
+ * the first that is not. */
 static TSHI_COLD int tshi_loss_check_probabilities(const char *op, tsh_tensor *const *in) {
     for (int k = 0; k < 2; k++) {
         const tsh_tensor *t = in[k];
@@ -268,7 +271,7 @@ static tsh_loss_desc tshi_loss_options_of(const tsh_loss_desc *desc) {
     return desc ? *desc : usual;
 }
 
-/* Checks options that are the same for all losses. Returns 0 after an error. */
+/* Checks the reduction and pos_weight of a loss. Returns 0 after an error. */
 static int tshi_loss_check_options(tsh_ctx *ctx, const tshi_loss_map_row *row,
                                    const tsh_loss_desc *desc) {
     const int batch = desc->reduction == TSH_REDUCE_BATCHMEAN;
@@ -288,7 +291,8 @@ static int tshi_loss_check_options(tsh_ctx *ctx, const tshi_loss_map_row *row,
     return 1;
 }
 
-/* Checks the inputs of a loss, x, target, weight and pos_weight; the last two may be NULL. */
+/* Checks the options and the inputs of a loss: x, target, weight and pos_weight, of which the last
+ * two may be NULL. Returns 0 after an error. */
 static int tshi_loss_check(const tshi_loss_map_row *row, tsh_tensor **in,
                            const tsh_loss_desc *desc) {
     const char *op = row->op.name;
@@ -312,8 +316,8 @@ static int tshi_loss_check(const tshi_loss_map_row *row, tsh_tensor **in,
 
 /* -- forward ------------------------------------------------------------------- */
 
-/* Returns what the sum of the losses is divided by. Sums the weights, if the mean divides by them:
- * over all ranks, if x is sharded. */
+/* Returns what the sum of the losses is divided by. If the mean divides by the sum of the weights,
+ * computes it, over all ranks if x is sharded. losses: the run of the loss. */
 static double tshi_loss_divisor(const tshi_loss_map_row *row, tsh_reduction reduction,
                                 const tshi_loss_work_all *losses, int weighted) {
     tshi_loss_work_all work = *losses;
@@ -331,7 +335,7 @@ static double tshi_loss_divisor(const tshi_loss_map_row *row, tsh_reduction redu
     return sum;
 }
 
-/* Runs a loss; c: delta or beta. */
+/* Computes a loss and records the call. c: delta of the Huber loss, beta of the smooth L1 loss. */
 static tsh_tensor *tshi_loss_apply(const tshi_loss_map_row *row, tsh_tensor *x, tsh_tensor *target,
                                    const tsh_loss_desc *desc, double c) {
     tsh_tensor *in[4] = {x, target, desc->weight, desc->pos_weight}, *out;
@@ -374,7 +378,7 @@ static tsh_tensor *tshi_loss_apply(const tshi_loss_map_row *row, tsh_tensor *x, 
         tshi_loss_map_##forward,                                                                   \
         tshi_loss_map_##dx,                                                                        \
         dt};
-/* Defines a public loss without delta or beta. */
+/* Defines the public function of a loss without delta or beta. */
 #define TSHI_LOSS_FUNCTION(name, public)                                                           \
     TSH_API tsh_tensor *public(tsh_tensor * x, tsh_tensor * target, const tsh_loss_desc *desc) {   \
         const tsh_loss_desc given = tshi_loss_options_of(desc);                                    \

@@ -11,11 +11,12 @@
  * result equals tsh_sum of the unreduced losses bit for bit, for any number of threads. Backward
  * runs one kernel for each gradient. */
 
-enum { TSHI_LOSS_PART = 4096 }; /* elements of a part; tshi_reduce_sum sums as many in tsh_real */
+enum { TSHI_LOSS_PART = 4096 }; /* elements of a part, added up in tsh_real as by tshi_reduce_sum */
 
-/* Operands of the kernels. Shape of all: the elements of a part; step 0 if all are one value. */
+/* Indices of the operands of the loss kernels. Each has a value per element of a part, or, if its
+ * step is 0, one value for all elements. */
 enum {
-    TSHI_LOSS_MAP_OUT, /* the losses, or a gradient */
+    TSHI_LOSS_MAP_OUT, /* result: the losses; in backward, a gradient */
     TSHI_LOSS_MAP_X,
     TSHI_LOSS_MAP_TARGET,
     TSHI_LOSS_MAP_WEIGHT,
@@ -24,16 +25,16 @@ enum {
     TSHI_LOSS_MAP_OPERANDS
 };
 
-/* The parameters of the kernels. */
+/* The parameters of the loss kernels. */
 typedef struct tshi_loss_map_params {
-    double c;    /* delta or beta */
-    double sign; /* backward: factor of the gradient, -1 for the target's if that is minus x's */
+    double c;    /* delta of the Huber loss, beta of the smooth L1 loss */
+    double sign; /* factor of the gradient: 1, or -1 for the target's if it is minus x's */
     int add;     /* 1: adds to the gradient, 0: overwrites it */
 } tshi_loss_map_params;
 
-/* Defines a kernel that computes, for each element, weight times F; with G = 1, sign g weight F,
- * where g is the element of GRAD. F is a formula of x, t (the target), p (pos_weight) and c. SETS:
- * AVX2 or PORTABLE (TSHI_KERNEL_AVX2, TSHI_KERNEL_PORTABLE). */
+/* Defines a kernel that computes, for each element, the loss, weight times F; with G = 1, a
+ * gradient, sign g weight F, where g is the element of GRAD. F is a formula of x, t (the target), p
+ * (pos_weight) and c. SETS: AVX2 or PORTABLE (TSHI_KERNEL_AVX2, TSHI_KERNEL_PORTABLE). */
 #define TSHI_LOSS_KERNEL(SETS, name, G, F)                                                         \
     TSHI_INLINE void tshi_loss_map_##name##_body(int64_t n, const tshi_operand *operand,           \
                                                  const tshi_loss_map_params *params, int fused) {  \
@@ -59,7 +60,7 @@ typedef struct tshi_loss_map_params {
 
 /* -- formulas ---------------------------------------------------------------- */
 
-/* Returns d limited to [-c, c]; NaN of NaN. */
+/* Returns d limited to [-c, c]; NaN if d is NaN. */
 TSHI_INLINE tsh_real tshi_loss_limit(tsh_real d, tsh_real c) {
     d = d > c ? c : d;
     return d < -c ? -c : d;
@@ -69,17 +70,18 @@ TSHI_INLINE tsh_real tshi_loss_limit(tsh_real d, tsh_real c) {
 TSHI_INLINE tsh_real tshi_loss_huber(tsh_real d, tsh_real c) {
     const tsh_real a = tshi_math_abs(d), square = TSHI_R(0.5) * d * d;
     const tsh_real linear = c * (a - TSHI_R(0.5) * c);
-    return a > c ? linear : square; /* NaN: square */
+    return a > c ? linear : square; /* if d is NaN: square, NaN as well */
 }
 
 /* Returns the smooth L1 loss of a difference d: d^2 / (2 c) below |d| = c, then linear. */
 TSHI_INLINE tsh_real tshi_loss_smooth(tsh_real d, tsh_real c) {
     const tsh_real a = tshi_math_abs(d), square = TSHI_R(0.5) * d * d / c;
     const tsh_real linear = a - TSHI_R(0.5) * c;
-    return a < c ? square : linear; /* NaN: linear */
+    return a < c ? square : linear; /* if d is NaN: linear, NaN as well */
 }
 
-/* Returns the derivative of tshi_loss_smooth: d / c, at most 1 in magnitude; c 0: the sign. */
+/* Returns the derivative of tshi_loss_smooth: d / c, limited to [-1, 1]; if c is 0, the sign of
+ * d. */
 TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
     return c > 0 ? TSHI_R(tshi_loss_limit(d, c) / c) : tshi_math_sign(d);
 }
@@ -99,7 +101,8 @@ TSHI_INLINE tsh_real tshi_loss_binary(tsh_real x, tsh_real t, int fused) {
     return one * ((t - TSHI_R(1)) * no - t * yes);
 }
 
-/* Returns the derivative of tshi_loss_binary by x, which PyTorch limits as follows. */
+/* Returns the derivative of tshi_loss_binary by x: (x - t) / ((1 - x) x), with a denominator of at
+ * least 1e-12, as in PyTorch. */
 TSHI_INLINE tsh_real tshi_loss_binary_dx(tsh_real x, tsh_real t) {
     const tsh_real spread = (TSHI_R(1) - x) * x;
     return (x - t) / (spread < TSHI_R(1e-12) ? TSHI_R(1e-12) : spread);
@@ -112,7 +115,7 @@ TSHI_INLINE tsh_real tshi_loss_logits_dt(tsh_real x, tsh_real p, int fused) {
     return p < 1 || p > 1 ? -x - more : -x;
 }
 
-/* Returns t log t: 0 at 0, NaN below. */
+/* Returns t log t; 0 if t is 0, NaN if t is negative. */
 TSHI_INLINE tsh_real tshi_loss_entropy(tsh_real t, int fused) {
     const tsh_real product = t * tshi_math_log(t, fused);
     return t < 0 || t > 0 || t != t ? product : TSHI_R(0);
@@ -127,10 +130,10 @@ typedef struct tshi_loss_map_row {
     const tshi_kernel_fn *forward, *dx, *dt; /* dt NULL: the target's gradient is minus x's */
 } tshi_loss_map_row;
 enum {
-    TSHI_LOSS_BY_WEIGHT = 1, /* a mean divides by the sum of the weights, not by their number */
-    TSHI_LOSS_CHECKED = 2,   /* losses that are NaN may come from elements out of range */
-    TSHI_LOSS_POSITIVE = 4,  /* takes pos_weight */
-    TSHI_LOSS_BATCH = 8      /* takes TSH_REDUCE_BATCHMEAN */
+    TSHI_LOSS_BY_WEIGHT = 1, /* a weighted mean: divides by the sum of the weights */
+    TSHI_LOSS_CHECKED = 2,   /* after a NaN loss, checks that x and target are probabilities */
+    TSHI_LOSS_POSITIVE = 4,  /* the loss takes pos_weight */
+    TSHI_LOSS_BATCH = 8      /* the loss takes the reduction TSH_REDUCE_BATCHMEAN */
 };
 
 TSHI_LOSS_KERNEL(PORTABLE, mse, 0, (x - t) * (x - t));
@@ -144,7 +147,8 @@ TSHI_LOSS_KERNEL(PORTABLE, smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c
 TSHI_LOSS_KERNEL(AVX2, bce, 0, tshi_loss_binary(x, t, fused));
 TSHI_LOSS_KERNEL(PORTABLE, bce_dx, 1, tshi_loss_binary_dx(x, t));
 TSHI_LOSS_KERNEL(PORTABLE, bce_dt, 1, tshi_math_log1p(-x, fused) - tshi_math_log(x, fused));
-/* of logits: the factor of log sigmoid(x) is 1 + (p - 1) t */
+/* binary cross-entropy of logits x: the factor of log sigmoid(x) is 1 + (p - 1) t, p being
+ * pos_weight */
 TSHI_LOSS_KERNEL(AVX2, logits, 0,
                  (TSHI_R(1) - t) * x -
                      ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_math_log_sigmoid(x, fused));
@@ -153,7 +157,7 @@ TSHI_LOSS_KERNEL(AVX2, logits_dx, 1,
 TSHI_LOSS_KERNEL(PORTABLE, logits_dt, 1, tshi_loss_logits_dt(x, p, fused));
 TSHI_LOSS_KERNEL(PORTABLE, kl, 0, tshi_loss_entropy(t, fused) - t * x);
 TSHI_LOSS_KERNEL(PORTABLE, kl_dx, 1, -t);
-/* t / t is 1; NaN at t = 0, as in PyTorch, where the derivative of t log t is not defined */
+/* t / t is 1, but NaN at t = 0, as in PyTorch, where the derivative of t log t is not defined */
 TSHI_LOSS_KERNEL(PORTABLE, kl_dt, 1, tshi_math_log(t, fused) + t / t - x);
 TSHI_LOSS_KERNEL(PORTABLE, kl_log, 0, tshi_math_exp(t, fused) * (t - x));
 TSHI_LOSS_KERNEL(PORTABLE, kl_log_dx, 1, -tshi_math_exp(t, fused));

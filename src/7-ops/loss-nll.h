@@ -8,8 +8,8 @@
  * target is ignored: l_i = -w_i x_i,y_i, and dx_i,y_i = -w_i g_i; other elements have gradient 0.
  * If classes are sharded, one rank has x_i,y_i, and the others add 0 in the all-reduce. */
 
-/* Checks the inputs of tsh_nll_loss. ce: the options, as those of tsh_cross_entropy. Returns 0
- * after an error. */
+/* Checks the inputs of tsh_nll_loss. ce: its options, converted to those of tsh_cross_entropy.
+ * Returns 0 after an error. */
 static int tshi_loss_nll_check(tsh_tensor *const *in, const tsh_cross_entropy_desc *ce) {
     const tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     const int axis = tshi_rule_classes(x, ce->dim); /* the dimension of the classes */
@@ -38,7 +38,8 @@ static int tshi_loss_nll_check(tsh_tensor *const *in, const tsh_cross_entropy_de
     return 1;
 }
 
-/* Returns where row i of x (.., V) begins, in elements from the first of `stride`'s array. */
+/* Returns the index of the first element of row i of x (.., V) in an array with strides
+ * `stride`. */
 static int64_t tshi_loss_row_start(const tsh_tensor *x, const int64_t *stride, int64_t i) {
     int64_t at = 0;
     for (int d = x->ndim - 2; d >= 0; d--) {
@@ -57,19 +58,19 @@ static void tshi_loss_nll_backward(tshi_node *node) {
     for (int64_t i = 0; i < loss->rows; i++) {
         const double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
                             loss->divisor;
-        if (loss->local[i] < 0) continue; /* ignored, or on another rank */
+        if (loss->local[i] < 0) continue; /* the row is ignored, or its class is on another rank */
         dest.data[tshi_loss_row_start(x, dest.stride, i) +
                   loss->local[i] * dest.stride[x->ndim - 1]] -= TSHI_R(each * (double)loss->own[i]);
     }
 }
 
-/* Writes the row losses (rows) to sums, then, if the weights of rows are needed from other ranks,
- * these weights. sums: (2, rows). */
+/* Writes the loss of each row to `sums`, shape (2, rows). If class weights are sharded, also
+ * gathers the weight of each row's class, in the second half of `sums`, to loss->own. */
 static void tshi_loss_nll_rows(tsh_tensor *const *in, tshi_loss *loss, tsh_real *sums) {
     const tsh_tensor *x = in[0];
     tsh_ctx *ctx = x->ctx;
     const int64_t n = loss->rows;
-    /* 1: a rank has the weights of its own classes only */
+    /* 1: each rank has the weights of its own classes only */
     const int gathers = loss->cut && loss->desc.weight &&
                         loss->desc.weight->layout.kind == TSH_SHARDED;
     for (int64_t i = 0; i < n; i++) {
@@ -115,7 +116,7 @@ static const tshi_op tshi_loss_nll_op = {"tsh_nll_loss",
                                          TSHI_NONE,
                                          0};
 
-/* Computes out and records the call. loss: as tshi_loss_nll_plan filled it in. */
+/* Computes out, the loss, and records the call. loss: filled in by tshi_loss_nll_plan. */
 static tsh_tensor *tshi_loss_nll_run(tsh_tensor *const *in, tshi_loss *loss, tsh_tensor *out) {
     tsh_ctx *ctx = out->ctx;
     const int64_t n = loss->rows;
@@ -125,7 +126,7 @@ static tsh_tensor *tshi_loss_nll_run(tsh_tensor *const *in, tshi_loss *loss, tsh
     tshi_block *scratch = aux ? tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * n)) : NULL;
     if (scratch) {
         tsh_real *sums = (tsh_real *)tshi_mem_data(scratch);
-        loss->local = (int64_t *)tshi_mem_data(aux); /* shape (rows) */
+        loss->local = (int64_t *)tshi_mem_data(aux); /* each row's class, (rows) */
         loss->own = (tsh_real *)(void *)(loss->local + n);
         tshi_loss_targets("tsh_nll_loss", in, loss);
         if (ctx->error.code == TSH_OK) tshi_loss_nll_rows(in, loss, sums);

@@ -4,7 +4,8 @@
 /* Needs: >>op-map >>op-view >>attention-run.                                 */
 /* ========================================================================== */
 
-/* Adds the contributions of all queries of a head (all->sink_grads) to the gradient of its sink. */
+/* For each head, adds the contributions of all queries (all->sink_grads) to the gradient of its
+ * sink. */
 static void tshi_attention_backward_sinks(const tshi_heads *all, const tshi_dest *dest) {
     const tsh_tensor *q = all->in[0], *sinks = all->head.more->sinks;
     for (int64_t a = 0; a < q->local[1]; a++) {
@@ -44,7 +45,7 @@ static void tshi_attention_backward(tshi_node *node) {
         }
     }
     all.value[3] = tshi_tape_saved(node, node->n);
-    all.grad[3] = tshi_tape_grad(node); /* dO (B, H, Tq, D) */
+    all.grad[3] = tshi_tape_grad(node); /* dO, (B, H, Tq, D) */
     tshi_attention_run(&all);
     if (grads && q->ctx->error.code == TSH_OK) tshi_attention_backward_sinks(&all, &sinks);
     tshi_mem_release(q->ctx, grads);
@@ -72,8 +73,8 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Returns 1 if t belongs to the ctx of in (q, k, v) and has values; else 0 and an error. names:
- * those of q, k, v and t, for the error. */
+/* Returns 1 if tensor t, an option of the call, belongs to the ctx of in (q, k, v) and has values;
+ * else 0 and an error. names: those of q, k, v and t, for the error. */
 static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
     memcpy(all, in, 3 * sizeof *all);
@@ -110,7 +111,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
                         tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
-        int own = d - (4 - mask->ndim); /* own: the mask's index of dimension d; negative: none */
+        int own = d - (4 - mask->ndim); /* the mask's dimension for d; negative: none */
         more->mask_stride[d] = own < 0 || mask->dim[own] == 1 ? 0 : mask->stride[own];
     }
     return mask != NULL;
@@ -136,7 +137,8 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     return more->sinks != NULL;
 }
 
-/* Checks the segments and sets more->segments. Returns 0 after an error. */
+/* Checks desc->segments, which says which sequence each position is in, and sets more->segments and
+ * more->runs. Returns 0 after an error. */
 static int tshi_attention_take_segments(tshi_attention *more, tsh_tensor *const *in,
                                         const tsh_attention_desc *desc) {
     const tsh_tensor *q = in[0], *k = in[1];
@@ -297,8 +299,9 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
 }
 
 /* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, or the
- * parts if it has segments, whose number it stores in *more; then m and log l of each query. added:
- * number of new keys (Tk). NULL: an error. */
+ * parts if rows have segments (their number goes to *more); then m and log l of each query, the
+ * maximum and the logarithm of the sum of its softmax. added: number of new keys (Tk). NULL: an
+ * error. */
 static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_desc *desc,
                                       tshi_attention *more, int64_t added) {
     const size_t rows = tshi_attention_aux_rows(q, more);

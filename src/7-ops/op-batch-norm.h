@@ -14,13 +14,13 @@
  * order, so that all have the same bits; the means in dx are summed by an all-reduce. */
 typedef struct tshi_batch_norm {
     int training;
-    int over_tp, over_dp; /* 1: statistics are those of all ranks of that group */
-    double n;             /* number of values of a channel, on all these ranks */
+    int over_tp, over_dp; /* 1: the statistics are over all ranks of tp, of dp */
+    double n;             /* number of values of a channel, on all ranks that share statistics */
     double momentum, eps;
 } tshi_batch_norm;
 
 /* Combines the moments of two parts of a channel, of na and nb values, into a (Chan, Golub &
- * LeVeque 1983). A moment: the mean, and the sum of squared distances from it. */
+ * LeVeque 1983). Moments are the mean, a[0], and the sum of squared distances from it, a[1]. */
 static void tshi_batch_norm_join(double *a, double na, const double *b, double nb) {
     const double n = na + nb, apart = b[0] - a[0];
     if (nb <= 0) return;
@@ -28,8 +28,9 @@ static void tshi_batch_norm_join(double *a, double na, const double *b, double n
     a[1] = na > 0 ? a[1] + b[1] + apart * apart * (na * (nb / n)) : b[1];
 }
 
-/* Turns the moments (count, 2) of *n values of a channel on this rank into those of all ranks of
- * comm, and *n into the number of all values: one all-gather. */
+/* Turns moments (count, 2), the mean and the sum of squared distances from it of each channel over
+ * *n values on this rank, into those over all ranks of comm, and *n into the number of all values:
+ * by one all-gather. */
 static void tshi_batch_norm_gather(tsh_ctx *ctx, tsh_comm *comm, int64_t count, double *moments,
                                    double *n) {
     const int64_t each = 2 * count + 1; /* numbers that a rank sends: its moments and its n */
@@ -56,7 +57,7 @@ static void tshi_batch_norm_gather(tsh_ctx *ctx, tsh_comm *comm, int64_t count, 
     tshi_mem_release(ctx, block);
 }
 
-/* Adds up the sums (count, 2) of all ranks whose values have common statistics. */
+/* All-reduces `sums` (count, 2) over the ranks that share statistics. */
 static void tshi_batch_norm_reduce(tsh_ctx *ctx, const tshi_batch_norm *p, int64_t count,
                                    double *sums) {
     static const char what[] = "tsh_batch_norm: all-reduce of the sums of a gradient";
@@ -68,16 +69,17 @@ static void tshi_batch_norm_reduce(tsh_ctx *ctx, const tshi_batch_norm *p, int64
                               what);
 }
 
-/* Returns 1 if the recorded op `node` used t itself. (That a checkpoint has t among its parameters
- * is no use of its values in training.) */
+/* Returns 1 if the recorded op `node` used the values of t. (The node of a checkpoint, which only
+ * lists t among its parameters, does not count: training does not read the running statistics.) */
 static int tshi_batch_norm_uses(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->n; i++)
         if (node->in[i] && (node->in[i]->base == t || node->saved[i] == t->block)) return 1;
     return 0;
 }
 
-/* Moves running (C) towards the new statistics, of which moments[2 c + second] divided by `by` is
- * that of channel c. Fails if backward needs the running values. */
+/* Updates a running statistic (C), with the momentum: the new value of channel c, a mean or a
+ * variance, is moments[2 c + second] / by. Fails if backward of a recorded op needs the old
+ * values. */
 static void tshi_batch_norm_update(tsh_tensor *running, const tshi_batch_norm *p,
                                    const double *moments, int second, double by) {
     char *values = (char *)tshi_tensor_at(running);
@@ -95,7 +97,8 @@ static void tshi_batch_norm_update(tsh_tensor *running, const tshi_batch_norm *p
     }
 }
 
-/* Computes the moments (count, 2) of all values, and p->n; updates the running statistics. */
+/* Computes the moments (count, 2), mean and sum of squared distances from it, of each channel over
+ * all ranks that share statistics, and p->n; updates the running statistics. */
 static void tshi_batch_norm_train(tsh_ctx *ctx, tshi_channels shape, const tsh_real *x,
                                   tsh_real *pivot, tsh_tensor *const *in, tshi_batch_norm *p,
                                   double *moments) {
@@ -113,9 +116,9 @@ static void tshi_batch_norm_train(tsh_ctx *ctx, tshi_channels shape, const tsh_r
     if (ctx->error.code == TSH_OK) tshi_batch_norm_update(in[4], p, moments, 1, p->n - 1);
 }
 
-/* Writes planes of `count` numbers each for tshi_channel_scale: mean, rstd w and b. The first two
- * of stats (2, count) become mean and rstd. moments: see tshi_batch_norm_train; NULL: the running
- * statistics are used. w and b: shape (count) or NULL. */
+/* Writes three planes, with a number per channel each, for tshi_channel_scale: mean, rstd w and b;
+ * and the mean and rstd of each channel to stats (2, count). moments: see tshi_batch_norm_train;
+ * outside of training, the running statistics are used instead. w and b: shape (count) or NULL. */
 static void tshi_batch_norm_planes(const tshi_batch_norm *p, int64_t count, tsh_tensor *const *in,
                                    const double *moments, const tsh_real *w, const tsh_real *b,
                                    tsh_real *stats, tsh_real *planes) {
@@ -135,8 +138,9 @@ static void tshi_batch_norm_planes(const tshi_batch_norm *p, int64_t count, tsh_
     }
 }
 
-/* Backward: writes planes for tshi_channel_back, and dw and db, shape (2, count), to `grads`. sums:
- * of dy and of dy (x - mean), those of this rank; they become those of all ranks. */
+/* Backward: writes the four planes for tshi_channel_back, with a number per channel each, and dw
+ * and db, shape (2, count), to `grads`. sums: each channel's sums of dy and of dy (x - mean) on
+ * this rank; if reduce is 1, they become those of all ranks that share statistics. */
 static void tshi_batch_norm_back(tsh_ctx *ctx, const tshi_batch_norm *p, int64_t count,
                                  const tsh_real *stats, const tsh_real *w, double *sums, int reduce,
                                  tsh_real *grads, tsh_real *planes) {
@@ -178,7 +182,7 @@ static void tshi_batch_norm_backward(tshi_node *node) {
         const tsh_real *dy = tshi_tape_grad(node);
         const tsh_real *const data[] = {dx, dy, values, planes};
         double *total = (double *)tshi_mem_data(sums);
-        tsh_real *grads = planes + 4 * count; /* dw and db */
+        tsh_real *grads = planes + 4 * count; /* memory for dw and db */
         tshi_channel_sum(ctx, shape, dy, NULL, values, stats, total);
         tshi_batch_norm_back(ctx, p, count, stats, w, total, p->training && needed[0], grads,
                              planes);
@@ -229,7 +233,8 @@ static tshi_block *tshi_batch_norm_forward(tsh_tensor *const *in, tsh_tensor *ou
     return NULL;
 }
 
-/* Checks which running statistics there are. Returns 0 after an error. */
+/* Checks that running_mean and running_var are both given or both NULL, and, outside of training,
+ * given. Returns 0 after an error. */
 static int tshi_batch_norm_running(tsh_ctx *ctx, tsh_tensor *const *in, int training) {
     if ((in[3] != NULL) != (in[4] != NULL))
         return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,

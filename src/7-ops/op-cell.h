@@ -23,16 +23,16 @@ enum { TSHI_CELL_PLANES = 4 }; /* numbers kept for each unit and time step */
  * a row per sample of the batch; _row: elements from row to row. */
 typedef struct tshi_cell {
     int64_t units;  /* number of units of this piece */
-    tsh_real *gate; /* TSHI_CELL_PLANES planes: g, and then what replaces them */
+    tsh_real *gate; /* planes, TSHI_CELL_PLANES of them: g, or what has replaced them */
     int64_t gate_plane, gate_row;
-    const tsh_real *sum; /* forward: a plane per gate: s; backward: a plane: the gradient of h
-                               * that comes from the next time step */
+    const tsh_real *sum; /* forward: s = W_hh h', a plane per gate; backward: one plane, the
+                          * gradient of h that comes from the next time step */
     int64_t sum_plane, sum_row;
-    const tsh_real *bias;   /* GRU: b_hh of u; NULL: 0 */
-    const tsh_real *before; /* LSTM: c'; GRU: h'; NULL: 0 */
+    const tsh_real *bias;   /* GRU: b_hh of gate u; NULL: 0 */
+    const tsh_real *before; /* state of the step before, LSTM: c', GRU: h'; NULL: 0 */
     int64_t before_row;
-    tsh_real *cell;     /* LSTM: c */
-    tsh_real *out;      /* forward: h */
+    tsh_real *cell;     /* LSTM: c of this time step */
+    tsh_real *out;      /* forward: h of this time step */
     int64_t out_row;    /* row stride of cell and out */
     const tsh_real *dy; /* backward: the gradient of this time step's output; NULL: 0 */
     int64_t dy_row;
@@ -42,22 +42,23 @@ typedef struct tshi_cell {
     int64_t carry_row;
 } tshi_cell;
 
-/* Returns the block from element e of n adjacent elements on, in place or in pad; zeros if x is
- * NULL. */
+/* Returns a block of TSHI_BLOCK elements, from element e of the n adjacent elements of x on, in
+ * place or copied to pad; zeros if x is NULL. */
 TSHI_INLINE const tsh_real *tshi_cell_load(const tsh_real *x, int64_t e, int64_t n, tsh_real *pad) {
     if (x) return tshi_kernel_load_block(x, 1, e, n, pad);
     memset(pad, 0, TSHI_BLOCK * sizeof *pad);
     return pad;
 }
 
-/* Loads the block from unit e on of `count` planes: from[k] is that of plane k. */
+/* Loads a block, from unit e on, of each of `count` planes, which have n units: from[k] points to
+ * the block of plane k, in place or copied to pad[k]. */
 TSHI_INLINE void tshi_cell_planes(const tsh_real *x, int64_t plane, int count, int64_t e, int64_t n,
                                   tsh_real (*pad)[TSHI_BLOCK], const tsh_real **from) {
     for (int k = 0; k < count; k++)
         from[k] = tshi_kernel_load_block(x + k * plane, 1, e, n, pad[k]);
 }
 
-/* Stores the block from unit e on in each of the planes. */
+/* Stores block[k], the values from unit e on of sample r, in plane k of p->gate. */
 TSHI_INLINE void tshi_cell_store(const tshi_cell *p, int64_t r, int64_t e,
                                  tsh_real (*block)[TSHI_BLOCK]) {
     for (int k = 0; k < TSHI_CELL_PLANES; k++)
@@ -165,11 +166,12 @@ TSHI_INLINE void tshi_cell_lstm_back_body(int64_t n, const tshi_operand *x, cons
 }
 TSHI_KERNEL_FUSED(tshi_cell_lstm_back, tshi_cell);
 
-/* Kernel: backward of tshi_cell_gru. With dh = dy + sum:
+/* Kernel: backward of tshi_cell_gru. With dh = dy + sum + carry:
  *
  *     dz = dh (h' - u) z (1 - z),   du = dh (1 - z) (1 - u^2),   dr = du v r (1 - r),   dv = du r
  *
- * and dh' gets dh z. The gradient of h from the next step that came the same way is in carry. */
+ * carry is the part of the gradient of h from the next time step that does not come through W_hh;
+ * it is replaced by such a part of dh', dh z. */
 TSHI_INLINE void tshi_cell_gru_back_body(int64_t n, const tshi_operand *x, const tshi_cell *p) {
     tsh_real pad[TSHI_CELL_PLANES][TSHI_BLOCK], more[4][TSHI_BLOCK];
     tsh_real to[TSHI_CELL_PLANES][TSHI_BLOCK], direct[TSHI_BLOCK];
@@ -201,9 +203,9 @@ TSHI_KERNEL(tshi_cell_gru_back, tshi_cell);
 
 /* What distinguishes an LSTM from a GRU. */
 typedef struct tshi_cell_kind {
-    int gates;                   /* W_ih and W_hh have so many rows for each unit */
-    int lstm;                    /* 1: there is a c beside h */
-    int plane[TSHI_CELL_PLANES]; /* plane[k]: where backward leaves the gradient of s_k */
+    int gates;                   /* number of gates: rows of W_ih and of W_hh per unit */
+    int lstm;                    /* 1: an LSTM, which has a state c beside h; 0: a GRU */
+    int plane[TSHI_CELL_PLANES]; /* plane[k]: in which plane backward leaves the gradient of s_k */
     const tshi_kernel_fn *step, *back;
 } tshi_cell_kind;
 

@@ -17,19 +17,20 @@ static tshi_channels tshi_channel_shape(const tsh_tensor *x) {
     return shape;
 }
 
-/* Of every channel c, the two sums of u' and u' v' over its values, with u' = u - from_u[c] and
- * v' = v - from_v[c]. Sums of short runs are in tsh_real, those of their results in double; the
- * order of additions depends on the shape alone. */
+/* A job that computes, for every channel c, the sums of u' and of u' v' over its values, where u'
+ * is u - from_u[c] and v' is v - from_v[c]. At most 2048 values are added up in tsh_real before the
+ * sum goes on in double; the order of additions depends on the shape alone. */
 typedef struct tshi_channel_sums {
     tshi_channels shape;
     const tsh_real *u, *v;           /* shape (outer, count, inner) */
     const tsh_real *from_u, *from_v; /* shape (count); NULL: 0 */
     double *sums;                    /* shape (count, 2): results */
-    int64_t first;                   /* the kernel's first channel */
+    int64_t first;                   /* the first channel that the kernel computes */
     int isa;                         /* which kernels run: TSHI_ISA_... */
 } tshi_channel_sums;
 
-/* Adds the sums of a run of n adjacent values to sum[0] and sum[1]. */
+/* Adds the sums of u' and of u' v' (see tshi_channel_sums) over n adjacent values to sum[0] and
+ * sum[1]. */
 TSHI_INLINE void tshi_channel_run(const tsh_real *u, const tsh_real *v, int64_t n, tsh_real from_u,
                                   tsh_real from_v, double *sum) {
     tsh_real lane[2 * TSHI_BLOCK], pad[2][TSHI_BLOCK];
@@ -56,7 +57,7 @@ TSHI_INLINE void tshi_channel_run(const tsh_real *u, const tsh_real *v, int64_t 
 /* Kernel for long runs: computes the sums of n channels from p->first on, one after the other. */
 TSHI_INLINE void tshi_channel_rows_body(int64_t n, const tshi_operand *x,
                                         const tshi_channel_sums *p) {
-    enum { RUN = 2048 }; /* values that are summed in tsh_real */
+    enum { RUN = 2048 }; /* most values that are added up in tsh_real */
     const int64_t inner = p->shape.inner;
     (void)x;
     for (int64_t c = p->first; c < p->first + n; c++) {
@@ -74,8 +75,9 @@ TSHI_INLINE void tshi_channel_rows_body(int64_t n, const tshi_operand *x,
 }
 TSHI_KERNEL(tshi_channel_rows, tshi_channel_sums);
 
-/* Adds the values of up to TSHI_BLOCK columns, from column j on, of all `outer` rows, to sum[0 ..]
- * and sum[TSHI_BLOCK ..]. A row consists of count times inner columns. from_u, from_v: a block. */
+/* Adds u' and u' v' (see tshi_channel_sums) of up to TSHI_BLOCK columns, from column j on, over all
+ * `outer` rows, to sum[0 ..] and sum[TSHI_BLOCK ..], an element per column. A row has count times
+ * inner columns. from_u, from_v: one value per column. */
 TSHI_INLINE void tshi_channel_block(const tshi_channel_sums *p, int64_t j, int64_t columns,
                                     const tsh_real *from_u, const tsh_real *from_v, double *sum) {
     const int64_t width = p->shape.count * p->shape.inner;
@@ -92,8 +94,8 @@ TSHI_INLINE void tshi_channel_block(const tshi_channel_sums *p, int64_t j, int64
     }
 }
 
-/* Kernel for short runs: computes the sums of n channels from p->first on. It first adds up whole
- * rows, column by column, then the columns of each channel. */
+/* Kernel for short runs: computes the sums of n channels from p->first on. It first sums each
+ * column over all rows, then the columns of each channel. */
 TSHI_INLINE void tshi_channel_columns_body(int64_t n, const tshi_operand *x,
                                            const tshi_channel_sums *p) {
     const int64_t inner = p->shape.inner, end = (p->first + n) * inner;
@@ -157,9 +159,10 @@ static void tshi_channel_moments(const tsh_ctx *ctx, tshi_channels shape, const 
     }
 }
 
-/* The params of the two kernels below: numbers of channels lie in planes, one after the other. */
+/* The params of the two kernels below. Their factors, a number per channel each, are in arrays
+ * (planes) that follow each other. */
 typedef struct tshi_channel_map {
-    int64_t plane; /* numbers of a plane */
+    int64_t plane; /* number of values in a plane */
 } tshi_channel_map;
 
 /* Kernel: y = (x - mean) scale + shift. Operands: y, x, the planes mean, scale and shift. */
@@ -204,9 +207,9 @@ TSHI_INLINE void tshi_channel_back_body(int64_t n, const tshi_operand *x,
 }
 TSHI_KERNEL(tshi_channel_back, tshi_channel_map);
 
-/* Runs one of these kernels over all values. data: its n operands, dense and of shape (outer,
- * count, inner), and last the planes, with `plane` numbers each: one per channel, or one per sample
- * and channel. */
+/* Runs tshi_channel_scale or tshi_channel_back over all values. data: its n operands, dense and of
+ * shape (outer, count, inner), and last the planes, with `plane` numbers each: one per channel, or
+ * one per sample and channel. */
 static void tshi_channel_apply(const tsh_ctx *ctx, tshi_channels shape,
                                const tshi_kernel_fn *kernel, const tsh_real *const *data, int n,
                                int64_t plane) {
@@ -232,8 +235,8 @@ static void tshi_channel_apply(const tsh_ctx *ctx, tshi_channels shape,
 
 /* -- what norms over channels check ------------------------------------------ */
 
-/* Checks x (N, C, ..) and the others of n inputs, (C) or NULL. Returns the ctx; NULL after an
- * error. */
+/* Checks n inputs of a norm: in[0], x (N, C, ..), and the others, each of shape (C) or NULL.
+ * Returns the ctx; NULL after an error. */
 static tsh_ctx *tshi_channel_check(const char *op, const char *const *names, tsh_tensor *const *in,
                                    int n) {
     enum { MOST = 5 };

@@ -9,21 +9,23 @@
  * recorded, each chunk has a tape of its own, and backward through it runs at once, as if the
  * gradient of L were 1. Gradients of L are linear in that of L, so that backward of L has only to
  * multiply them by it: nothing is computed twice.
- *   The sources are the tensors from outside that the chunks read and that require a gradient: x,
- * weights. While chunks run, the accumulators of a source hold gradients of L alone, and those that
- * it had before wait in tshi_chunk_source. Afterwards the node of L keeps the gradients of L in
- * node->saved, each at the place of the input that it belongs to. */
+ *   The sources are the tensors that the chunks read, that were made outside of them and that
+ * require a gradient: x, weights. While chunks run, the gradient accumulators of a source hold
+ * gradients of L alone; the gradients that the source had before are kept in tshi_chunk_source.
+ * Afterwards the node of L keeps the gradients of L in node->saved, each at the index of the input
+ * that it belongs to. */
 
 enum {
     TSHI_CHUNK_ROWS = 256,  /* rows of a chunk if the caller does not say */
-    TSHI_CHUNK_SOURCES = 16 /* each is up to two inputs of a node, whose bits are in an unsigned */
+    TSHI_CHUNK_SOURCES = 16 /* max sources: a source is up to two inputs of a node, and masks of
+                             * inputs have 32 bits */
 };
 
-/* A tensor from outside of the chunks that requires a gradient. */
+/* A source: a tensor made outside of the chunks that they read and that requires a gradient. */
 typedef struct tshi_chunk_source {
     tsh_tensor *base; /* the tensor, or the one that it is a view of */
-    /* node and gradients that base had before the chunks, and after them the gradients of L: the
-     * fields that tshi_chunks_exchange exchanges; no other one is used */
+    /* the node and gradients that base had before the chunks; after the chunks, the gradients of L.
+     * Only the fields that tshi_chunks_exchange exchanges are used. */
     tsh_tensor other;
 } tshi_chunk_source;
 
@@ -33,13 +35,14 @@ typedef struct tshi_chunks {
     tsh_tensor *x, *target;      /* shapes (rows, C) and (rows) or (rows, ..) */
     const tsh_chunks_desc *desc; /* options of the call */
     double total;                /* sum of the losses of the chunks that were computed so far */
-    int count;                   /* number of entries of `source` that are in use */
+    int count;                   /* number of sources */
     tshi_chunk_source source[TSHI_CHUNK_SOURCES];
 } tshi_chunks;
 
 /* -- sources ---------------------------------------------------------------- */
 
-/* Swaps the node, the gradients and all that belongs to these between base and `other`. */
+/* Swaps the node, the gradients and the fields that belong to these between a source's base and its
+ * `other`. */
 static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
     const tsh_tensor was = *base;
     base->node = other->node;
@@ -56,8 +59,8 @@ static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
     *other = was;
 }
 
-/* Moves the memory of `from`, which holds no gradient, to `to`, if `to` has no memory. Else does
- * nothing. */
+/* Moves the memory of accumulator `from`, if it holds no gradient, to accumulator `to`, if that has
+ * no memory. */
 static void tshi_chunks_give(tshi_accumulator *from, tshi_accumulator *to) {
     if (from->live || to->block) return;
     *to = *from;
@@ -70,7 +73,8 @@ static void tshi_chunks_give(tshi_accumulator *from, tshi_accumulator *to) {
 static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
     tshi_chunk_source *source = &c->source[c->count];
     if (!base || !base->requires_grad) return 1;
-    if (!(base->flags & TSHI_OWNED) && base->depth >= c->ctx->depth) return 1; /* from inside */
+    /* a step tensor made by fn inside the chunk is no source */
+    if (!(base->flags & TSHI_OWNED) && base->depth >= c->ctx->depth) return 1;
     for (int i = 0; i < c->count; i++)
         if (c->source[i].base == base) return 1;
     if (c->count == TSHI_CHUNK_SOURCES)
@@ -88,8 +92,8 @@ static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
     return 1;
 }
 
-/* Makes sources of all tensors from outside that the calls on the chunk's tape read, and of y, the
- * chunk's losses, if fn returns a tensor from outside. Returns 0 after an error. */
+/* Adds the sources of a chunk: tensors made outside of it that the calls on its tape read, and y,
+ * the chunk's losses, if fn has returned such a tensor. Returns 0 after an error. */
 static int tshi_chunks_find(tshi_chunks *c, tsh_tensor *y) {
     int ok = tshi_chunks_add(c, y->base);
     for (const tshi_node *node = c->ctx->tape.newest; node; node = node->older) {
@@ -134,7 +138,8 @@ static int tshi_chunks_check(const tshi_chunks *c, tsh_tensor *y) {
 
 /* Runs backward through the chunk's tape, from the losses y, with a gradient of 1 for each. */
 static void tshi_chunks_back(tshi_chunks *c, tsh_tensor *y) {
-    static const int64_t none[TSH_MAX_DIMS] = {0}; /* strides: every element is the same one */
+    /* strides of 0: all elements have the gradient `one` */
+    static const int64_t none[TSH_MAX_DIMS] = {0};
     const tsh_real one = 1;
     tshi_dest dest;
     if (!y->base->requires_grad || !tshi_chunks_find(c, y) ||
@@ -146,8 +151,8 @@ static void tshi_chunks_back(tshi_chunks *c, tsh_tensor *y) {
     tshi_tape_walk(c->ctx);
 }
 
-/* Adds the losses of n rows from row `at` on to the total; those of a whole x are added in the same
- * order, that of the rows. Then runs their backward. */
+/* Computes a chunk, n rows from row `at` on: calls fn, adds its losses to the total one by one, in
+ * the order of the rows, and runs their backward. */
 static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
     tsh_ctx *ctx = c->ctx;
     tshi_node *outer = ctx->tape.newest; /* the newest call on the tape outside of the chunks */
@@ -172,7 +177,7 @@ static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
         tshi_mem_release(ctx, scratch);
         if (losses) tshi_chunks_back(c, y);
     }
-    tshi_tape_walk(ctx); /* releases the calls that no backward has released */
+    tshi_tape_walk(ctx); /* releases the calls on the tape, if no backward has */
     while (ctx->depth > depth) tsh_scope_end(ctx);
     ctx->tape.newest = outer;
 }
@@ -205,8 +210,8 @@ static void tshi_chunks_backward(tshi_node *node) {
 static const tshi_op tshi_chunks_op = {"tsh_loss_in_chunks", NULL,      NULL,
                                        tshi_chunks_backward, TSHI_NONE, 0};
 
-/* Records the node of L, out: its inputs are the sources, once for each accumulator that has a
- * gradient. */
+/* Records the node of L (out). Its inputs are the sources, once for each of a source's accumulators
+ * (gr, gp) that has a gradient. */
 static void tshi_chunks_record(tshi_chunks *c, tsh_tensor *out) {
     tsh_tensor *in[2 * TSHI_CHUNK_SOURCES];
     tshi_accumulator *kept[2 * TSHI_CHUNK_SOURCES];
@@ -237,7 +242,7 @@ static tsh_tensor *tshi_chunks_sum(tshi_chunks *c) {
     const int syncing = ctx->tape.syncing; /* 1: in a backward that sends gradients over dp */
     int64_t at = 0;
     tsh_tensor *out;
-    ctx->tape.syncing = 0; /* those of the sources are not complete */
+    ctx->tape.syncing = 0; /* gradients of the sources are not complete: not sent */
     ctx->tape.locked++;    /* fn may not run the tape's backward, or end the step */
     do {
         tshi_chunks_run(c, at, tshi_base_min(rows, all - at));
@@ -261,7 +266,7 @@ static tsh_tensor *tshi_chunks_sum(tshi_chunks *c) {
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-/* Returns t with its first `lead` dimensions as one, of `rows` rows; NULL: an error. */
+/* Returns t with its first `lead` dimensions merged into one, of `rows` rows; NULL: an error. */
 static tsh_tensor *tshi_chunks_flat(tsh_tensor *t, int lead, int64_t rows) {
     tsh_shape shape = tsh_shape1(rows);
     for (int d = lead; d < t->ndim; d++) shape.dim[shape.ndim++] = t->dim[d];

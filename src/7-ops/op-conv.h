@@ -15,7 +15,7 @@ static void tshi_conv_output(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x
         tshi_conv_gather(ctx, c, x, weight, bias, y, 0);
 }
 
-/* Computes the gradient of the input from that of the output, g. */
+/* Computes the gradient of a convolution's input from g, that of its output. */
 static void tshi_conv_input_grad(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *g,
                                  const tsh_real *weight, const tshi_dest *dest) {
     if (tshi_conv_is_depthwise(c))
@@ -36,8 +36,9 @@ static void tshi_conv_weight_grad(tsh_ctx *ctx, const tshi_conv *c, const tsh_re
         tshi_conv_weight(ctx, c, image, map, dest);
 }
 
-/* Begins a loop over the elements of t (N, C, ..), whose operand 0 is, for each channel, an element
- * of `values`, step apart: to add a sum to it, if it is first. */
+/* Adds an operand to a loop over the elements of a tensor (N, C, ..): for each element, the one of
+ * its channel in `values`, which are `step` apart. As first operand, the result, it sums up what
+ * the loop adds to each channel. */
 static void tshi_conv_channels(tshi_loop *loop, const tsh_real *values, int64_t step) {
     const int n = loop->n++;
     memset(loop->stride[n], 0, sizeof loop->stride[n]);
@@ -45,7 +46,7 @@ static void tshi_conv_channels(tshi_loop *loop, const tsh_real *values, int64_t 
     loop->x[n] = tshi_kernel_reals(values, 0);
 }
 
-/* Backward: the gradients of x, weight and bias, without those that are not needed. */
+/* Backward: computes the gradients of x, weight and bias; skips those that are not needed. */
 static void tshi_conv_backward(tshi_node *node) {
     const tshi_conv *c = (const tshi_conv *)node->params;
     tsh_tensor *b = node->in[2], *out = node->out;
@@ -71,8 +72,9 @@ static void tshi_conv_backward(tshi_node *node) {
     tshi_mem_release(ctx, scratch[0]);
 }
 
-/* Computes the output. The product adds the bias, unless each rank's product is a partial sum: then
- * this is rounded to the output's dtype and summed over ranks, and the bias is added once. */
+/* Computes the output of a convolution. The product adds the bias, unless each rank's product is a
+ * partial sum: then this is rounded to the output's dtype and summed over ranks, and the bias is
+ * added once. */
 static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_conv *c) {
     tsh_ctx *ctx = out->ctx;
     tshi_block *scratch[4] = {NULL, NULL, NULL, NULL};
@@ -97,8 +99,8 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
     for (int i = 2; i >= 0; i--) tshi_mem_release(ctx, scratch[i]);
 }
 
-/* Returns x, or this rank's channels of a replicated x whose weight takes a shard of them; a copy
- * if it is not dense. NULL: an error. */
+/* Returns x; if x is replicated and this rank's shard of the weight takes some of its channels
+ * only, these channels; a copy if that is not dense. NULL: an error. */
 static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tensor *w,
                                    const tshi_rule_channels *how) {
     tsh_layout layout;
@@ -107,7 +109,7 @@ static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tens
     return !x || tshi_tensor_is_dense(x) ? x : tshi_op_copy(op, x);
 }
 
-/* Runs a convolution: op 1d or 2d by dims, plain or transposed. */
+/* Computes a convolution, plain or transposed, in 1 or 2 dimensions (dims), and records it. */
 static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                   const tsh_conv_options *options, int dims, int transposed) {
     static const tsh_conv_options usual = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0};
@@ -137,7 +139,7 @@ static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *
     return out;
 }
 
-/* Defines a public function tsh_<name> and its op. */
+/* Defines a public function tsh_<name>, a convolution, and its op. */
 #define TSHI_CONV(name, dims, transposed)                                                          \
     static const tshi_op tshi_##name##_op = {"tsh_" #name,         "x weight bias",                \
                                              tshi_rule_conv,       tshi_conv_backward,             \

@@ -5,11 +5,11 @@
 /* ========================================================================== */
 
 /* -- cumsum: y_i = x_0 + ... + x_i;   dx_i = dy_i + dy_(i+1) + ... -----------
- * x and y are dense arrays of shape (outer, n, inner), summed along n, floats in double. The sums
- * of several columns (positions in outer and inner) are computed at a time: of neighbours in inner,
- * or, where inner is short, of neighbours in outer. */
+ * x and y are dense arrays of shape (outer, n, inner), summed along n; floats are added up in
+ * double. A column is the n elements at a position in outer and inner. The sums of several columns,
+ * a group, are computed together: of neighbours in inner, or, where inner is short, in outer. */
 
-/* The most columns at a time that are neighbours in inner, and in outer. */
+/* Max columns of a group: of neighbours in inner (WIDE), of neighbours in outer (FEW). */
 enum { TSHI_CUMSUM_WIDE = 256, TSHI_CUMSUM_FEW = 4 };
 
 typedef struct tshi_cumsum {
@@ -17,11 +17,11 @@ typedef struct tshi_cumsum {
     void *y;
     int64_t outer, n, inner;
     int integers;
-    int reverse; /* 1: sums from the end */
+    int reverse; /* 1: sums from the last element to the first */
 } tshi_cumsum;
 
-/* Defines the function that sums m columns of n elements: column l begins at x[l * next], and its
- * elements are `step` apart (negative: in reverse). */
+/* Defines tshi_cumsum_<name>, which computes the cumulative sums of m columns of n elements: column
+ * l begins at x[l * next], and its elements are `step` apart (negative: in reverse). */
 #define TSHI_CUMSUM_COLUMNS(name, type, sum_type)                                                  \
     TSHI_INLINE void tshi_cumsum_##name##_columns(const type *x, type *y, int64_t n, int64_t step, \
                                                   int64_t next, int64_t m) {                       \
@@ -39,7 +39,7 @@ typedef struct tshi_cumsum {
         type *y = (type *)job->y + first;                                                          \
         if (next == 1)                                                                             \
             tshi_cumsum_##name##_columns(x, y, job->n, step, 1, m);                                \
-        else if (m == TSHI_CUMSUM_FEW) /* of a constant m: the sums stay in registers */           \
+        else if (m == TSHI_CUMSUM_FEW) /* m is a constant, so the sums stay in registers */        \
             tshi_cumsum_##name##_columns(x, y, job->n, step, next, TSHI_CUMSUM_FEW);               \
         else                                                                                       \
             tshi_cumsum_##name##_columns(x, y, job->n, step, next, m);                             \
@@ -51,8 +51,8 @@ TSHI_CUMSUM_COLUMNS(integers, int64_t, uint64_t) /* unsigned: overflow wraps aro
 /* The groups of columns whose sums are computed together. */
 typedef struct tshi_cumsum_groups {
     int by_inner; /* 1: the columns of a group are neighbours in inner, 0: in outer */
-    int64_t most; /* columns of a group; the last one may have fewer */
-    int64_t each; /* groups that cover inner, or outer */
+    int64_t most; /* columns of a group; the last group may have fewer */
+    int64_t each; /* number of groups that cover inner, or outer */
     int64_t count;
 } tshi_cumsum_groups;
 
@@ -65,11 +65,12 @@ static tshi_cumsum_groups tshi_cumsum_group(const tshi_cumsum *job) {
     return g;
 }
 
-/* Sums the groups `from` to `to` - 1 of a tshi_cumsum, which is `user`. A tshi_team_fn. */
+/* Computes the cumulative sums of groups [from, to) of columns; a tshi_team_fn. user: a
+ * tshi_cumsum. */
 static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
     const tshi_cumsum *job = (const tshi_cumsum *)user;
     const tshi_cumsum_groups g = tshi_cumsum_group(job);
-    const int64_t whole = job->n * job->inner; /* elements of one position in outer */
+    const int64_t whole = job->n * job->inner; /* elements per position in outer */
     int64_t i, first, at, m;
     (void)piece;
     for (i = from; i < to; i++) {
@@ -83,7 +84,7 @@ static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
     }
 }
 
-/* Computes all sums on the rank's threads. */
+/* Computes the cumulative sums of all columns on the rank's threads. */
 static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
     const tshi_cumsum_groups g = tshi_cumsum_group(job);
     if (job->n && g.count)
@@ -91,7 +92,7 @@ static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
                       tshi_cumsum_piece, job);
 }
 
-/* What backward needs of the call: the local sizes. */
+/* What backward of tsh_cumsum needs of the call: its local sizes. */
 typedef struct tshi_cumsum_params {
     int64_t outer, n, inner;
 } tshi_cumsum_params;
@@ -102,7 +103,7 @@ static void tshi_cumsum_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    job.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest itself, or *scratch */
+    job.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest.data, or dense scratch */
     if (!job.y) return;
     tshi_cumsum_run(node->out->ctx, &job);
     tshi_op_accumulate(node->in[0], &dest, scratch);
@@ -141,7 +142,7 @@ TSH_API tsh_tensor *tsh_cumsum(tsh_tensor *x, int dim) {
 
 /* -- prod: y = x_0 x_1 ...;   dx_i = dy times the product of all other x -----------
  * Products are computed in double. The product of the others is that of the elements before times
- * that of the elements after, so zeros are nothing special. */
+ * that of the elements after, so zeros need no special case. */
 
 TSHI_INLINE void tshi_cumsum_prod_body(int64_t rows, const tshi_operand *operand,
                                        const tshi_reduce_params *p) {
@@ -160,8 +161,8 @@ TSHI_INLINE void tshi_cumsum_prod_body(int64_t rows, const tshi_operand *operand
 }
 TSHI_KERNEL(tshi_cumsum_prod, tshi_reduce_params);
 
-/* Operands: dx and x, dense rows of p->n values; dy, one value for each row; scratch for p->n
- * doubles: the products of the elements before each. */
+/* Backward of tsh_prod for some rows. Operands: dx and x, dense rows of n values; dy, one value for
+ * each row; scratch for n doubles: for each element, the product of those before it. */
 static void tshi_cumsum_prod_grad(int64_t rows, const tshi_operand *operand, const void *params) {
     const int64_t n = ((const tshi_reduce_params *)params)->n;
     tsh_real *dx = (tsh_real *)operand[0].data;
@@ -219,13 +220,14 @@ TSH_API tsh_tensor *tsh_prod(tsh_tensor *x, int dim, int keepdim) {
     int64_t i;
     if (!ctx || !tshi_reduce_plan(&tshi_cumsum_prod_op, x, dim, keepdim, &r)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_prod", x->dtype, &r.shape, &r.layout);
-    y = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
+    /* where results go as tsh_real: to out's own memory, or to *unrounded until they are rounded */
+    y = out ? tshi_kernel_output(out, &unrounded) : NULL;
     if (!y) return NULL;
     xs = tshi_reduce_rows(x, r.params.axis); /* x with the axis last */
     rows = tshi_reduce_job(tshi_cumsum_prod, x, &r.params);
     rows.x[0] = tshi_kernel_reals(y, 1);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
-    for (i = 0; i < tsh_local_numel(out) && !r.params.n; i++) y[i] = 1; /* of no values */
+    for (i = 0; i < tsh_local_numel(out) && !r.params.n; i++) y[i] = 1; /* empty product */
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */

@@ -33,11 +33,11 @@ static void tshi_custom_outputs(const tshi_node *node, const void **value, const
 /* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
 static void tshi_custom_backward(tshi_node *node) {
     const tsh_custom_op_desc *desc = &((const tshi_custom *)node->params)->desc;
-    /* kept: the inputs, with the values that were saved */
+    /* the inputs, with the values that were saved for backward */
     tsh_tensor *kept[TSHI_CUSTOM_INPUTS];
     tsh_ctx *ctx = node->out->ctx;
     tsh_real *grad[TSHI_CUSTOM_INPUTS];      /* dense gradients to fill; NULL: not needed */
-    tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* holds grad[i], or NULL */
+    tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* memory of grad[i]; NULL: not needed */
     tshi_dest dest[TSHI_CUSTOM_INPUTS];
     const void *value[TSH_MAX_OUTPUTS];
     const tsh_real *grad_out[TSH_MAX_OUTPUTS];
@@ -83,7 +83,8 @@ static int tshi_custom_inputs(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     return 1;
 }
 
-/* Makes output k, not yet rounded to its dtype. Returns NULL after an error. */
+/* Makes the tensor of output k: of tsh_real if it is floating, since tsh_custom_op rounds it to its
+ * dtype later. Returns NULL after an error. */
 static tsh_tensor *tshi_custom_output(tsh_ctx *ctx, const tsh_custom_op_desc *desc, int k) {
     const tsh_output *form = &desc->out[k];
     const int known = tshi_dtype_exists(form->dtype);
@@ -111,16 +112,16 @@ static int tshi_custom_forward(tsh_tensor *const *in, int n, const tsh_custom_op
     return ctx->error.code == TSH_OK;
 }
 
-/* Records the call, whose inputs are dense. */
+/* Records the call on the tape. in: the dense inputs. */
 static void tshi_custom_record(tsh_tensor *const *in, int n, const tsh_custom_op_desc *desc,
                                int outputs, tsh_tensor *const *out) {
     tshi_custom custom;
-    int differentiable = 0; /* 1: gradients flow to an output */
+    int differentiable = 0; /* 1: an output is floating: it may get a gradient */
     memset(&custom, 0, sizeof custom);
     for (int k = 0; k < outputs; k++) differentiable |= tshi_dtype_computes(out[k]->dtype);
     custom.op.name = desc->name;
     if (desc->backward && differentiable) custom.op.backward = tshi_custom_backward;
-    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT; /* all inputs and the outputs */
+    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT; /* saves all inputs and outputs */
     custom.desc = *desc;
     tshi_op_record(&custom.op, out[0], in, n, desc->partial, &custom, sizeof custom, NULL);
     for (int k = 1; k < outputs && out[0]->ctx->anomalies; k++)

@@ -133,7 +133,7 @@ static void tshi_dropout_mask_run(tshi_dropout_run *run, int64_t global, int64_t
     tshi_dropout_mask[run->isa](length, x, run);
 }
 
-/* Applies dropout to this rank's shard of t. */
+/* Applies dropout to this rank's shard of t, run by run of adjacent elements. */
 static void tshi_dropout_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
     tshi_runs part = tshi_tensor_own_runs(t);
     while (tshi_tensor_next_run(&part))
@@ -148,7 +148,7 @@ static void tshi_dropout_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest itself, or *scratch */
+    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest.data, or dense scratch */
     if (!run.y) return;
     tshi_dropout_mask_all(&run, out);
     tshi_op_accumulate(node->in[0], &dest, scratch);
@@ -167,13 +167,15 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
-    if (p <= 0) return x; /* p is 0: no mask is drawn */
+    if (p <= 0) return x; /* p is 0: x is the result, and no mask is drawn */
     out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     mask = tshi_dropout_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
-    run.y = tshi_kernel_output(out, &unrounded);   /* out's values, or *unrounded */
-    run.x = tshi_kernel_packed_reals(x, &scratch); /* x's values, or a dense copy in *scratch */
+    /* where results go as tsh_real: to out's own memory, or to *unrounded until they are rounded */
+    run.y = tshi_kernel_output(out, &unrounded);
+    /* x's values as dense tsh_real: x's own, or a copy in *scratch */
+    run.x = tshi_kernel_packed_reals(x, &scratch);
     if (run.x && run.y) tshi_dropout_mask_all(&run, out);
     tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */

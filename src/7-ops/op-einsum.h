@@ -5,13 +5,14 @@
 /* ========================================================================== */
 
 /* tsh_einsum records no node of its own: it permutes and merges dimensions (views, where strides
- * allow it), and calls other ops, from which gradients and layouts follow. Letters become labels,
- * small integers; what "..." stands for gets labels, too, the last dimension the last of them. */
+ * allow it), and calls other ops, from which gradients and layouts follow. A label is a small
+ * integer that stands for a letter of the equation, or for one of the dimensions that "..." stands
+ * for; the last of these has the largest label. */
 
 enum {
-    TSHI_EINSUM_LETTERS = 52,                                /* labels of A to Z, a to z */
-    TSHI_EINSUM_LABELS = TSHI_EINSUM_LETTERS + TSH_MAX_DIMS, /* with those of "..." */
-    TSHI_EINSUM_BATCH = TSH_MAX_DIMS - 2 /* batch dimensions that tsh_matmul takes */
+    TSHI_EINSUM_LETTERS = 52,                                /* number of letters A to Z, a to z */
+    TSHI_EINSUM_LABELS = TSHI_EINSUM_LETTERS + TSH_MAX_DIMS, /* also those of "..." */
+    TSHI_EINSUM_BATCH = TSH_MAX_DIMS - 2 /* most batch dimensions in tsh_matmul */
 };
 
 /* Labels, one for each dimension of a tensor. */
@@ -23,11 +24,11 @@ typedef struct tshi_einsum_list {
 typedef struct tshi_einsum {
     tsh_ctx *ctx;
     const char *equation;
-    int inputs;                       /* 1 or 2 */
-    tsh_tensor *t[2];                 /* the inputs, and what becomes of them */
-    tshi_einsum_list in[2];           /* the labels of t */
-    tshi_einsum_list out;             /* the labels of the result */
-    int64_t size[TSHI_EINSUM_LABELS]; /* the length of each label's dimension */
+    int inputs;                       /* number of inputs, 1 or 2 */
+    tsh_tensor *t[2];                 /* the inputs; later, views and sums of them */
+    tshi_einsum_list in[2];           /* the labels of each input's dimensions */
+    tshi_einsum_list out;             /* the labels of the result's dimensions */
+    int64_t size[TSHI_EINSUM_LABELS]; /* the length that each label stands for; -1: not known yet */
 } tshi_einsum;
 
 /* Records an error about the equation. Returns 0. */
@@ -38,7 +39,7 @@ static TSHI_COLD int tshi_einsum_refuse(const tshi_einsum *e, const char *why) {
                            e->inputs > 1 ? tshi_tensor_text(e->t[1], b) : "", why);
 }
 
-/* Returns the place of a label in the list, or -1. */
+/* Returns the index of a label in the list, or -1. */
 static int tshi_einsum_find(const tshi_einsum_list *list, int label) {
     int i;
     for (i = 0; i < list->n; i++)
@@ -46,7 +47,7 @@ static int tshi_einsum_find(const tshi_einsum_list *list, int label) {
     return -1;
 }
 
-/* Appends a label. Returns 0 if there are too many. */
+/* Appends a label. Returns 0 if the list is full. */
 static int tshi_einsum_append(tshi_einsum_list *list, int label) {
     if (list->n == TSH_MAX_DIMS) return 0;
     list->label[list->n++] = label;
@@ -63,14 +64,15 @@ static void tshi_einsum_remove(tshi_einsum_list *list, int at) {
 
 /* -- the equation --------------------------------------------------------------------- */
 
-/* Returns the label of a letter; -1: it is none. */
+/* Returns the label of a letter; -1 if the character is not a letter. */
 static int tshi_einsum_letter(char letter) {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     const char *at = letter ? strchr(letters, letter) : NULL;
     return at ? (int)(at - letters) : -1;
 }
 
-/* Appends `dots` labels of "...", the last ones. Returns 0 if there are too many. */
+/* Appends the labels of "...", which stands for `dots` dimensions. Returns 0 if the list has no
+ * space for them. */
 static int tshi_einsum_append_dots(tshi_einsum_list *list, int dots) {
     int label, fits = dots <= TSH_MAX_DIMS;
     for (label = TSHI_EINSUM_LABELS - dots; label < TSHI_EINSUM_LABELS && fits; label++)
@@ -78,8 +80,9 @@ static int tshi_einsum_append_dots(tshi_einsum_list *list, int dots) {
     return fits;
 }
 
-/* Reads the letters up to ',', '-' or the end, where *at is then. "..." is `dots` dimensions, or,
- * if ndim >= 0, what is left of ndim. Returns 0 if that cannot be read. */
+/* Reads the labels of one tensor from the equation, from *at up to ',', '-' or the end, and moves
+ * *at there. "..." stands for `dots` dimensions or, if ndim >= 0, for those of the tensor's ndim
+ * that have no letter. Returns 0 if the letters are wrong, or too many or too few for ndim. */
 static int tshi_einsum_term(const char **at, int ndim, int dots, tshi_einsum_list *list) {
     const char *c;
     int seen = 0, letters = 0, fits = 1; /* seen: number of "..." */
@@ -107,7 +110,8 @@ static int tshi_einsum_dots(const tshi_einsum_list *list) {
     return dots;
 }
 
-/* Sets the labels of a result that the equation does not give. Returns 0 if there are too many. */
+/* Sets the result's labels for an equation without "->": those of "...", then the letters that
+ * occur exactly once in the inputs, A to Z before a to z. Returns 0 if there are too many. */
 static int tshi_einsum_implicit(tshi_einsum *e, int dots) {
     int label, i, k, fits = tshi_einsum_append_dots(&e->out, dots);
     for (label = 0; label < TSHI_EINSUM_LETTERS; label++) {
@@ -174,8 +178,8 @@ static int tshi_einsum_diagonal(tshi_einsum *e, int k, int d, int f) {
     return 1;
 }
 
-/* Takes all diagonals of input k, and enters the lengths of its labels in e->size. Returns 0 after
- * an error. */
+/* Replaces dimensions of input k with the same label by their diagonal, and stores the length of
+ * each of its labels in e->size. Returns 0 after an error. */
 static int tshi_einsum_lengths(tshi_einsum *e, int k) {
     tshi_einsum_list *list = &e->in[k];
     int d, f;
@@ -250,15 +254,16 @@ static int tshi_einsum_layouts(const tshi_einsum *e) {
                            e->equation, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
 }
 
-/* Which labels tshi_einsum_collect takes. */
+/* Which labels of an input tshi_einsum_collect returns. */
 typedef enum tshi_einsum_group {
-    TSHI_EINSUM_SHARED_KEPT,   /* of both inputs and the result: batch dimensions */
-    TSHI_EINSUM_SHARED_SUMMED, /* of both inputs, but not the result */
-    TSHI_EINSUM_OWN            /* of this input alone */
+    TSHI_EINSUM_SHARED_KEPT,   /* labels of both inputs and the result: batch dimensions */
+    TSHI_EINSUM_SHARED_SUMMED, /* labels of both inputs, but not of the result */
+    TSHI_EINSUM_OWN            /* labels of this input alone */
 } tshi_einsum_group;
 
-/* Returns a group of the labels of input k, in its own order; but the sharded one first, since only
- * the outermost of merged dimensions may be sharded. */
+/* Returns the labels of input k that belong to a group, in the order of its dimensions, except that
+ * the label of a sharded dimension comes first: of dimensions that are merged, only the outermost
+ * may be sharded. */
 static tshi_einsum_list tshi_einsum_collect(const tshi_einsum *e, int k, tshi_einsum_group group) {
     const int cut = tshi_einsum_cut(e, k);
     tshi_einsum_list list = {0, {0}};
@@ -290,7 +295,7 @@ static tsh_tensor *tshi_einsum_ordered(tsh_tensor *t, const tshi_einsum_list *ha
     return t;
 }
 
-/* Appends the labels of `more`. */
+/* Appends the labels of `more` to the list. */
 static void tshi_einsum_join(tshi_einsum_list *list, const tshi_einsum_list *more) {
     int i;
     for (i = 0; i < more->n; i++) (void)tshi_einsum_append(list, more->label[i]);
@@ -308,8 +313,8 @@ static tsh_tensor *tshi_einsum_merge(tsh_tensor *t, int at, int count) {
     return tsh_reshape(t, shape);
 }
 
-/* Multiplies a and b element by element, in the order of `order`, and sums the last `sums`
- * dimensions. */
+/* Multiplies the two inputs element by element, with their dimensions in the order of `order`, and
+ * sums over the last `sums` of these. */
 static tsh_tensor *tshi_einsum_multiply(const tshi_einsum *e, const tshi_einsum_list *order,
                                         int sums) {
     tsh_tensor *out = tsh_mul(tshi_einsum_ordered(e->t[0], &e->in[0], order),
@@ -318,15 +323,17 @@ static tsh_tensor *tshi_einsum_multiply(const tshi_einsum *e, const tshi_einsum_
     return out;
 }
 
-/* Multiplies a, as matrices (batch, rows, sum), by b, as matrices (batch, sum, columns); batch,
- * sum, rows and columns are groups of labels. The result has the labels of batch, rows, columns. */
+/* Multiplies the first input, as matrices (batch, rows, sum), by the second, as matrices (batch,
+ * sum, columns); batch, sum, rows and columns are groups of labels. The result has the labels of
+ * batch, rows and columns. */
 static tsh_tensor *tshi_einsum_matmul(const tshi_einsum *e, const tshi_einsum_list *batch,
                                       const tshi_einsum_list *sum, const tshi_einsum_list *rows,
                                       const tshi_einsum_list *columns) {
     tshi_einsum_list la = *batch, lb = *batch, lo = *batch;
     tsh_shape shape = tsh_shape0();
     tsh_tensor *a, *b, *out;
-    int i, n = batch->n, merged = n > TSHI_EINSUM_BATCH; /* merged: 1: the batch is one dimension */
+    /* merged: 1: the batch dimensions are merged into one */
+    int i, n = batch->n, merged = n > TSHI_EINSUM_BATCH;
     tshi_einsum_join(&la, rows);
     tshi_einsum_join(&la, sum);
     tshi_einsum_join(&lb, sum);
@@ -358,8 +365,8 @@ static tsh_tensor *tshi_einsum_product(const tshi_einsum *e) {
     const tshi_einsum_list columns = tshi_einsum_collect(e, 1, TSHI_EINSUM_OWN);
     tshi_einsum_list order = e->out;
     if (!sum.n) return tshi_einsum_multiply(e, &order, 0);
-    /* many dot products: a matrix product of each pair would take longer. (Of 16-bit inputs, the
-     * products would be rounded before they are summed.) */
+    /* Many dot products: a matrix product for each pair of vectors would take longer. (Not for
+     * 16-bit inputs: tsh_mul would round the products before they are summed.) */
     if (batch.n && !rows.n && !columns.n && e->t[0]->dtype == TSH_REAL &&
         e->t[1]->dtype == TSH_REAL) {
         tshi_einsum_join(&order, &sum);
@@ -380,7 +387,7 @@ TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *
     if (!e.ctx) return NULL;
     if (!equation)
         return tshi_error_null(e.ctx, TSH_ERR_ARGUMENT, "tsh_einsum: the equation is NULL");
-    for (k = 0; k < TSHI_EINSUM_LABELS; k++) e.size[k] = -1; /* unknown */
+    for (k = 0; k < TSHI_EINSUM_LABELS; k++) e.size[k] = -1; /* not known yet */
     if (!tshi_einsum_read(&e)) return NULL;
     for (k = 0; k < e.inputs; k++)
         if (!tshi_einsum_lengths(&e, k)) return NULL;

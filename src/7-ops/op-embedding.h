@@ -9,7 +9,7 @@
  * the local row of every id (-1: on another rank, or padding); then, if by_count is 1, how often
  * each id occurs. */
 typedef struct tshi_lookup {
-    int64_t count, width; /* number of local ids; local columns of W */
+    int64_t count, width; /* number of ids, and of columns of W, on this rank */
     int by_count, sparse; /* 1: option scale_grad_by_freq is on; 1: option sparse is on */
 } tshi_lookup;
 
@@ -141,7 +141,7 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
 }
 
 /* Prepares the lookup: counts how often each row of w is looked up. For scale_grad_by_freq, writes
- * the count of every id after the rows in row[]; for max_norm, scales rows of w. */
+ * the count of each id after the local rows in row[]; for max_norm, scales rows of w. */
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
@@ -238,7 +238,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     tsh_ctx *ctx = tshi_tensor_check_any("tsh_embedding", op->inputs, in, 2);
     const int blocks = ctx && tshi_dtype_in_blocks(w->dtype); /* 1: w is quantised */
     tshi_output output;
-    tshi_block *aux; /* local rows and counts: see tshi_lookup */
+    tshi_block *aux; /* each id's local row, and count: see tshi_lookup */
     tshi_lookup lookup;
     if (!desc) desc = &usual;
     if (!ctx || (!blocks && !tshi_tensor_check_floating("tsh_embedding", "weight", &w, 1)))

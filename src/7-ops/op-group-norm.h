@@ -4,22 +4,22 @@
 /* Needs: >>rule-net >>op-map >>op-channel.                                   */
 /* ========================================================================== */
 
-/* Each sample's groups of channels are normalised. Of a group with d values, mean and rstd =
- * 1 / sqrt(variance + eps); with xh = (x - mean) rstd and h = w dy:
+/* The channels of each sample are normalised in groups. A group of d values has one mean, and one
+ * rstd = 1 / sqrt(variance + eps). With xh = (x - mean) rstd, h = w dy, and mean() over the group:
  *
  *     y = w xh + b,   dx = (h - mean(h) - xh mean(h xh)) rstd
  *     dw += sum(dy xh),   db += sum(dy),   over samples and the values of a channel */
 typedef struct tshi_group_norm {
-    int64_t groups, each; /* groups on this rank; channels of a group */
+    int64_t groups, each; /* number of groups on this rank; channels per group */
     double eps;           /* added to the variance */
 } tshi_group_norm;
 
-/* Computes mean and rstd of each group of each sample: stats (samples, groups, 2). Returns 0 if
+/* Writes mean and rstd of each group of each sample to stats (samples, groups, 2). Returns 0 if
  * there is no memory. */
 static int tshi_group_norm_stats(tsh_ctx *ctx, const tshi_group_norm *p, tshi_channels shape,
                                  const tsh_real *x, tsh_real *stats) {
     const int64_t rows = shape.outer * p->groups, d = p->each * shape.inner;
-    const tshi_channels groups = {1, rows, d}; /* a group of a sample as a channel */
+    const tshi_channels groups = {1, rows, d}; /* seen as a channel: a group of one sample */
     tshi_block *sums = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)(2 * rows) * sizeof(double));
     if (!sums) return 0;
     double *moments = (double *)tshi_mem_data(sums);
@@ -33,8 +33,8 @@ static int tshi_group_norm_stats(tsh_ctx *ctx, const tshi_group_norm *p, tshi_ch
     return 1;
 }
 
-/* Writes planes for tshi_channel_scale, with a number per sample and channel. w and b: one number
- * per channel, or NULL. */
+/* Writes the three planes that tshi_channel_scale reads, mean, rstd w and b, each with a number per
+ * sample and channel. w and b: one number per channel, or NULL. */
 static void tshi_group_norm_planes(const tshi_group_norm *p, tshi_channels shape,
                                    const tsh_real *stats, const tsh_real *w, const tsh_real *b,
                                    tsh_real *planes) {
@@ -48,9 +48,10 @@ static void tshi_group_norm_planes(const tshi_group_norm *p, tshi_channels shape
     }
 }
 
-/* Adds one group of one sample to dw and db of its channels, and writes its planes for
- * tshi_channel_back. at: index of the group's first channel among those of all samples; c: the
- * channel. sums: of dy and of dy (x - mean) for every sample and channel. d: values of a group. */
+/* Backward for one group of one sample: adds to dw and db of its channels, in grads (2, count), and
+ * writes its part of the four planes for tshi_channel_back. at: index of the group's first channel
+ * among the channels of all samples; c: its index in the sample. sums: those of dy and of dy (x -
+ * mean), for every sample and channel. d: number of values of the group. */
 static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t c, double d,
                                   const tsh_real *stats, const tsh_real *w, const double *sums,
                                   double *grads, int64_t count, int64_t plane, tsh_real *planes) {
@@ -60,7 +61,7 @@ static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t 
         const double factor = w ? (double)w[c + i] : 1, *sum = sums + 2 * (at + i);
         h += factor * sum[0];
         hx += factor * sum[1];
-        grads[c + i] += d > 0 ? sum[1] * rstd : 0; /* rstd may be infinite */
+        grads[c + i] += d > 0 ? sum[1] * rstd : 0; /* if d is 0, rstd may be infinite */
         grads[count + c + i] += sum[0];
     }
     for (int64_t i = at; i < at + p->each; i++) {
@@ -71,13 +72,14 @@ static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t 
     }
 }
 
-/* Writes planes for tshi_channel_back, and dw and db, shape (2, count), to grads. planes also is
- * scratch for a mean per sample and channel. */
+/* Backward: writes the four planes for tshi_channel_back, and dw and db, shape (2, count), to
+ * grads. sums: scratch, shape (samples, count, 2). Before it gets its planes, `planes` is scratch
+ * for a mean per sample and channel. */
 static void tshi_group_norm_back(tsh_ctx *ctx, const tshi_group_norm *p, tshi_channels shape,
                                  const tsh_real *dy, const tsh_real *x, const tsh_real *stats,
                                  const tsh_real *w, double *sums, double *grads, tsh_real *planes) {
     const int64_t count = shape.count, plane = shape.outer * count;
-    const tshi_channels each = {1, plane, shape.inner}; /* a channel of a sample as a channel */
+    const tshi_channels each = {1, plane, shape.inner}; /* a channel of one sample */
     for (int64_t i = 0; i < plane; i++) planes[i] = stats[2 * (i / p->each)];
     tshi_channel_sum(ctx, each, dy, NULL, x, planes, sums);
     memset(grads, 0, (size_t)(2 * count) * sizeof *grads);
@@ -86,7 +88,7 @@ static void tshi_group_norm_back(tsh_ctx *ctx, const tshi_group_norm *p, tshi_ch
                               stats + 2 * (i / p->each), w, sums, grads, count, plane, planes);
 }
 
-/* Adds n numbers in double to the gradient of input i. room: scratch, shape (n). */
+/* Adds `grad`, n numbers in double, to the gradient of input i. room: scratch, shape (n). */
 static void tshi_group_norm_add(tshi_node *node, int i, const tshi_dest *dest, const double *grad,
                                 int64_t n, tsh_real *room) {
     const int64_t one = 1;
@@ -117,7 +119,7 @@ static void tshi_group_norm_backward(tshi_node *node) {
     if (planes && sums && values && ctx->error.code == TSH_OK) {
         const tsh_real *dy = tshi_tape_grad(node);
         const tsh_real *const data[] = {dx, dy, values, planes};
-        double *grads = sums + 2 * plane; /* dw and db */
+        double *grads = sums + 2 * plane; /* memory for dw and db */
         tshi_group_norm_back(ctx, p, shape, dy, values, (const tsh_real *)tshi_mem_data(node->aux),
                              w, sums, grads, planes);
         if (dx) tshi_channel_apply(ctx, shape, tshi_channel_back, data, 4, plane);
@@ -133,8 +135,8 @@ static void tshi_group_norm_backward(tshi_node *node) {
     tshi_mem_release(ctx, more);
 }
 
-/* Computes out from in: x, weight, bias. Returns mean and rstd of each group, for backward. NULL:
- * an error. */
+/* Computes out from the inputs x, weight and bias. Returns mean and rstd of each group, for
+ * backward. NULL: an error. */
 static tshi_block *tshi_group_norm_forward(tsh_tensor *const *in, tsh_tensor *out,
                                            const tshi_group_norm *p) {
     tsh_ctx *ctx = out->ctx;
@@ -172,7 +174,8 @@ static const tshi_op tshi_group_norm_instance_op = {"tsh_instance_norm",  "x wei
                                                     tshi_rule_group_norm, tshi_group_norm_backward,
                                                     TSHI_X | TSHI_WEIGHT, 0};
 
-/* Runs tsh_group_norm or, with groups 0 and the other op, tsh_instance_norm. */
+/* Runs tsh_group_norm, or tsh_instance_norm if `op` is its op: then each channel is a group, and
+ * `groups` is not read. */
 static tsh_tensor *tshi_group_norm_run(const tshi_op *op, tsh_tensor *x, int64_t groups,
                                        tsh_tensor *weight, tsh_tensor *bias, double eps) {
     static const char *const names[] = {"x", "weight", "bias"};

@@ -4,13 +4,14 @@
 /* Needs: >>op-shape.                                                         */
 /* ========================================================================== */
 
-/* Every op here runs over the elements of an index. Each belongs to one element of `each`, which
- * has the shape of the loop, and to one of `whole`: there, the index takes the place of the
- * coordinate along the axis.
+/* Every op here loops over the elements of an index tensor. Each of them belongs to one element of
+ * `each`, a tensor with the shape of the loop, and to one element of `whole`, the tensor that is
+ * indexed: its coordinates are the same, but along the axis it is the index's value.
  *   gather, index_select:  each = whole[index];   backward: dwhole[index] += deach
  *   scatter_add:           whole[index] += each;  backward: deach = dwhole[index]
- * The loop is a tshi_loop along which `whole` has stride 0 on the axis. As threads never cut a
- * dimension along which operand 0 has stride 0, sums run in the order of the index. */
+ * The loop is a tshi_loop in which `whole` has stride 0 along the axis: kernels add the offset of
+ * the index. Threads never divide a dimension along which operand 0 has stride 0, so sums run in
+ * the order of the index. */
 
 /* One loop over an index. */
 typedef struct tshi_index_job {
@@ -22,19 +23,20 @@ typedef struct tshi_index_job {
     int64_t index_stride[TSH_MAX_DIMS]; /* 0: the same index for all elements along the dimension */
 } tshi_index_job;
 
-/* The parameters of the kernels below, whose operands are the one that is written, the one that is
- * read, and the index. Each thread has its own. */
+/* Parameters of the kernels below; each thread has a copy of its own. Operand 0 of a kernel is
+ * written, operand 1 is read, operand 2 is the index. */
 typedef struct tshi_index_params {
     int64_t along; /* stride of `whole` along the axis */
     int64_t last;  /* the largest index that is allowed, if checks is 1 */
     int checks, isa;
     int holes; /* 1: an index of -1 reads 0 and adds nothing */
-    int *bad; /* becomes 1 if an index is out of range; its block is left out */
+    int *bad; /* set to 1 if an index is out of range; its block is skipped */
 } tshi_index_params;
 
 enum { TSHI_INDEX_BLOCK = 256 }; /* how many indices are converted at a time */
 
-/* Returns m <= TSHI_INDEX_BLOCK indices from element e on: in place, or converted in pad. */
+/* Returns m <= TSHI_INDEX_BLOCK indices as int64_t, from element e of `index` on: in place, or
+ * converted to pad. */
 static const int64_t *tshi_index_load(const tshi_operand *index, int64_t e, int64_t m,
                                       int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[index->dtype];
@@ -43,20 +45,22 @@ static const int64_t *tshi_index_load(const tshi_operand *index, int64_t e, int6
     return pad;
 }
 
-/* Does what tshi_index_load does, and checks the indices. Returns NULL if one is out of range. */
+/* Does what tshi_index_load does, and checks the indices. Returns NULL if an index is out of
+ * range. */
 static const int64_t *tshi_index_checked(const tshi_operand *index, int64_t e, int64_t m,
                                          int64_t *pad, const tshi_index_params *p) {
     const int64_t *at = tshi_index_load(index, e, m, pad), last = p->last;
-    int64_t i, signs = 0; /* below 0 if one is out of range */
+    int64_t i, signs = 0; /* below 0 if an index is out of range */
     if (!p->checks) return at;
-    for (i = 0; i < m; i++) /* the difference is not taken of one below 0: that could overflow */
+    /* the sign bit is masked: last minus an index below 0 could overflow */
+    for (i = 0; i < m; i++)
         signs |= at[i] | (last - (at[i] & INT64_MAX));
     if (signs >= 0) return at;
     *p->bad = 1;
     return NULL;
 }
 
-/* Does y[i] = x[index[i]] for a run with one index: copies a row. */
+/* Computes y[i] = x[index[i]] for n elements that have the same index: copies a row. */
 static void tshi_index_copy_row(int64_t n, const tshi_operand *x, const tshi_index_params *p) {
     static const double zero[1] = {0}; /* an element that is 0, of any dtype */
     int64_t pad[1], at;
@@ -124,8 +128,8 @@ static void tshi_index_scatter(int64_t n, const tshi_operand *x, const void *par
     const int64_t along = p->along, sy = x[0].step, sx = x[1].step;
     const tshi_dtype *row = &tshi_dtypes[x[1].dtype];
     int64_t pad[TSHI_INDEX_BLOCK], e, i, m;
-    tsh_real values[TSHI_INDEX_BLOCK];          /* x, converted */
-    if (!x[2].step && x[0].dtype == TSH_REAL) { /* one index: adds a row */
+    tsh_real values[TSHI_INDEX_BLOCK];          /* a block of x, converted */
+    if (!x[2].step && x[0].dtype == TSH_REAL) { /* one index for all: adds a row */
         tshi_operand to[2];
         const int64_t *at = tshi_index_checked(&x[2], 0, 1, pad, p);
         if (!at || *at < 0) return;
@@ -174,10 +178,11 @@ static void tshi_index_gather_add(int64_t n, const tshi_operand *x, const void *
 typedef struct tshi_index_pieces {
     const tshi_loop *loop;
     tshi_index_params params;
-    int bad[64]; /* at most so many pieces; bad[piece]: 1 if an index is out of range */
+    int bad[64]; /* bad[piece]: 1 if an index in it is out of range; at most 64 pieces */
 } tshi_index_pieces;
 
-/* A tshi_team_fn: does what tshi_kernel_piece does. */
+/* A tshi_team_fn: runs the kernel on piece [from, to) of the loop, as tshi_kernel_piece does, with
+ * parameters of its own. */
 static void tshi_index_piece(void *data, int piece, int64_t from, int64_t to) {
     tshi_index_pieces *job = (tshi_index_pieces *)data;
     tshi_index_params params = job->params;
@@ -191,8 +196,8 @@ static void tshi_index_piece(void *data, int piece, int64_t from, int64_t to) {
 }
 
 /* Runs a kernel over the job. scatter: 1 if it writes to `whole`, 0 if it writes to `each`. Returns
- * 0 if an index is out of [0, limit); INT64_MAX: they were checked before. Threads divide a
- * dimension as tshi_kernel_run does. */
+ * 0 if an index is out of [0, limit); limit INT64_MAX: the indices were checked before. Threads
+ * divide a dimension as tshi_kernel_run does. */
 static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn kernel,
                           int64_t limit) {
     enum { MIN_ELEMENTS = 1 << 14 }; /* min elements per thread: fewer would not pay */
@@ -200,7 +205,7 @@ static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn
     tshi_index_pieces all;
     tshi_loop loop;
     int d, bad = 0;
-    /* the number of pieces is at most that of all.bad */
+    /* at most 64 pieces, the length of all.bad */
     int pieces = (int)tshi_base_min(tshi_team_parts(job->space->ctx, count, MIN_ELEMENTS), 64);
     memset(&all, 0, sizeof all);
     all.loop = &loop;
@@ -239,7 +244,7 @@ static TSHI_COLD void tshi_index_refuse(const char *op, const tsh_tensor *index,
                                         int dim) {
     const int64_t n = tsh_local_numel(index);
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(index, &scratch); /* dense */
+    const void *values = tshi_kernel_packed(index, &scratch); /* the indices, dense */
     int64_t i, at = 0;
     for (i = 0; i < n && values; i++) {
         at = tshi_tensor_integer(index, values, i);
@@ -277,7 +282,7 @@ static int tshi_index_dest(tshi_node *node, int i, tshi_dest *dest) {
     return 1;
 }
 
-/* Returns 1 if t is an index: integers; else 0 and an error. */
+/* Returns 1 if the dtype of `index` is an integer one; else 0 and an error. */
 static int tshi_index_integers(const char *op, const tsh_tensor *index) {
     if (!tshi_dtypes[index->dtype].floating) return 1;
     return tshi_error_zero(index->ctx, TSH_ERR_DTYPE,
@@ -285,8 +290,8 @@ static int tshi_index_integers(const char *op, const tsh_tensor *index) {
                            op, tshi_dtype_name(index->dtype));
 }
 
-/* Checks index along the axis of x, and also src if that is not NULL (see tsh_gather and
- * tsh_scatter_add). Returns 0 and an error if the sizes do not fit. */
+/* Checks the shape of an index along the axis of x, and also that of src if that is not NULL (see
+ * tsh_gather and tsh_scatter_add). Returns 0 and an error if the sizes do not fit. */
 static int tshi_index_sizes(const char *op, const tsh_tensor *x, int axis, const tsh_tensor *index,
                             const tsh_tensor *src) {
     char tx[TSHI_TEXT_SIZE], ti[TSHI_TEXT_SIZE], ts[TSHI_TEXT_SIZE];
@@ -303,7 +308,7 @@ static int tshi_index_sizes(const char *op, const tsh_tensor *x, int axis, const
         src ? tshi_tensor_text(src, ts) : "", axis);
 }
 
-/* Returns t, or a view of one dimension if t has none. */
+/* Returns t; if t is a scalar, a view of t with one dimension, of length 1. */
 static tsh_tensor *tshi_index_vector(tsh_tensor *t) {
     return t && !t->ndim ? tsh_unsqueeze(t, 0) : t;
 }
@@ -320,8 +325,8 @@ static int tshi_index_axis(const char *op, const tsh_tensor *x, int dim) {
 
 /* -- gather ----------------------------------------------------------------------- */
 
-/* Returns the job of a node whose inputs are x, index and, of scatter_add, src; its params begin
- * with the axis. `whole` and `each` are not set yet. */
+/* Returns the backward job of a node of tsh_gather (inputs x, index) or of tsh_scatter_add (x,
+ * index, src), whose params begin with the axis. `whole` and `each` are not set yet. */
 static tshi_index_job tshi_index_node_job(const tshi_node *node) {
     const tsh_tensor *index = node->in[1];
     tshi_index_job job;
@@ -333,7 +338,7 @@ static tshi_index_job tshi_index_node_job(const tshi_node *node) {
     return job;
 }
 
-/* dx[index] += dy. */
+/* Backward of a gather: dx[index] += dy. */
 static void tshi_index_gather_backward(tshi_node *node) {
     tshi_index_job job = tshi_index_node_job(node);
     tshi_dest dest;
@@ -345,7 +350,8 @@ static void tshi_index_gather_backward(tshi_node *node) {
     (void)tshi_index_run(&job, 1, tshi_index_scatter, INT64_MAX);
 }
 
-/* Runs op, a gather along an axis of x, of inputs that were checked. */
+/* Runs op, a gather along an axis of x. The inputs were checked, but for the values of the
+ * index. */
 static tsh_tensor *tshi_index_gathered(const tshi_op *op, tsh_tensor *x, int axis,
                                        tsh_tensor *index) {
     tsh_tensor *in[2] = {x, index}, *out;
@@ -392,7 +398,8 @@ TSH_API tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index) {
 
 /* -- scatter_add -------------------------------------------------------------------- */
 
-/* dsrc = dy[index], 0 for what the index leaves out; dx = dy. */
+/* Backward of tsh_scatter_add: dsrc = dy[index], and 0 where src is longer than the index; dx =
+ * dy. */
 static void tshi_index_scatter_backward(tshi_node *node) {
     const tsh_tensor *index = node->in[1], *src = node->in[2];
     const int whole = memcmp(index->local, src->local, (size_t)src->ndim * sizeof *src->local) == 0;
@@ -473,9 +480,10 @@ TSH_API tsh_tensor *tsh_scatter_add(tsh_tensor *x, int dim, tsh_tensor *index, t
 }
 
 /* -- index_select ----------------------------------------------------------------------
- * The node's aux has the local index of each slice in x; -1: another rank holds it. */
+ * A slice is what one element of the index selects. The node's aux has, for each element of the
+ * index, the local index of its slice in x; -1: the slice is on another rank. */
 
-/* Returns the job of index_select, whose output is out; `whole` and `each` are not set yet. */
+/* Returns the job of tsh_index_select, whose output is out; `whole` and `each` are not set yet. */
 static tshi_index_job tshi_index_select_job(const tsh_tensor *out, int axis, tshi_block *aux) {
     tshi_index_job job;
     memset(&job, 0, sizeof job);
@@ -487,7 +495,7 @@ static tshi_index_job tshi_index_select_job(const tsh_tensor *out, int axis, tsh
     return job;
 }
 
-/* dx[index] += dy. */
+/* Backward of tsh_index_select: dx[index] += dy. */
 static void tshi_index_select_backward(tshi_node *node) {
     const int axis = ((const tshi_rule_axis *)node->params)->axis;
     tshi_index_job job = tshi_index_select_job(node->out, axis, node->aux);
@@ -500,8 +508,8 @@ static void tshi_index_select_backward(tshi_node *node) {
     (void)tshi_index_run(&job, 1, tshi_index_scatter, INT64_MAX);
 }
 
-/* Returns a block with the local index in x of each element of index; NULL after an error, such as
- * that one is out of range. */
+/* Returns a block with the local index along the axis of x for each element of `index` (-1: on
+ * another rank). NULL after an error, such as an index out of range. */
 static tshi_block *tshi_index_select_places(const tsh_tensor *x, int axis,
                                             const tsh_tensor *index) {
     const int64_t n = tsh_local_numel(index);
@@ -593,7 +601,7 @@ TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes) {
     output.shape.dim[output.shape.ndim++] = classes;
     if (!tshi_rule_run(op, &ids, 1, &moves, &output)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_one_hot", TSH_I64, &output.shape, &output.layout);
-    values = out ? tshi_kernel_packed(ids, &scratch) : NULL; /* dense */
+    values = out ? tshi_kernel_packed(ids, &scratch) : NULL; /* the ids, dense */
     if (!values) return NULL;
     to = (int64_t *)tshi_tensor_at(out);
     memset(to, 0, tshi_dtype_bytes(TSH_I64, count * classes));

@@ -4,8 +4,8 @@
 /* Needs: >>op-view >>op-pool.                                                */
 /* ========================================================================== */
 
-/* The two elements that an element of the result lies between, along one dimension, and how much
- * each counts. Of TSH_NEAREST, the second counts 0. */
+/* Along one dimension: the two input elements between which an output element lies, and their
+ * weights, whose sum is 1. With TSH_NEAREST, the second weight is 0. */
 typedef struct tshi_between {
     int32_t at[2];
     tsh_real part[2];
@@ -16,25 +16,25 @@ typedef struct tshi_between {
 typedef struct tshi_interpolate {
     tshi_conv c;
     int linear, align;
-    double scale[2]; /* the caller's factor; 0: that of the sizes */
+    double scale[2]; /* the caller's scale factor; 0: output size / input size */
 } tshi_interpolate;
 
-/* What the threads share. */
+/* What the threads share while they compute an output or a gradient. */
 typedef struct tshi_interpolating {
     const tshi_interpolate *how;
     const tshi_between *rows, *columns;
     tsh_real *x, *y; /* planes of input and output, or their gradients */
-    int add;         /* backward: 1: adds to x's gradient */
+    int add;         /* backward: 1: adds to x's gradient, 0: overwrites it */
 } tshi_interpolating;
 
-/* Fills in where the elements of the output lie along dimension d, as torch's
- * area_pixel_compute_source_index does, in tsh_real. */
+/* Fills in a tshi_between for each output element along dimension d: 0, rows, or 1, columns.
+ * Computes positions as torch's area_pixel_compute_source_index does, in tsh_real. */
 static void tshi_interpolate_table(const tshi_interpolate *how, int d, tshi_between *to) {
     const int64_t n = how->c.image[d], outs = how->c.map[d];
     const tsh_real given = how->scale[d] > 0 ? TSHI_R(1 / how->scale[d]) : TSHI_R(n) / TSHI_R(outs);
     const int aligned = how->linear && how->align;
     const tsh_real corner = outs > 1 ? TSHI_R(n - 1) / TSHI_R(outs - 1) : 0;
-    const tsh_real scale = aligned ? corner : given; /* elements of the input per element */
+    const tsh_real scale = aligned ? corner : given; /* input elements per output element */
     for (int64_t i = 0; i < outs; i++, to++) {
         tsh_real at = aligned || !how->linear ? TSHI_R(i) * scale
                                               : scale * (TSHI_R(i) + TSHI_R(0.5)) - TSHI_R(0.5);
@@ -82,7 +82,7 @@ static void tshi_interpolate_planes(void *job, int piece, int64_t from, int64_t 
         const tsh_real *g = p->y + n * tshi_conv_area(c->map);
         if (!p->add) memset(x, 0, (size_t)area * sizeof *x);
         for (int64_t i = 0; i < c->map[0]; i++, g += c->map[1])
-            for (int k = 0; k <= p->how->linear; k++) { /* the row before, the row after */
+            for (int k = 0; k <= p->how->linear; k++) { /* the input rows before and after */
                 tsh_real *row = x + p->rows[i].at[k] * c->image[1];
                 const tsh_real part = p->rows[i].part[k];
                 for (int64_t j = 0; j < c->map[1]; j++) {
@@ -94,7 +94,8 @@ static void tshi_interpolate_planes(void *job, int piece, int64_t from, int64_t 
     }
 }
 
-/* Returns what threads share of a call with these params and this aux. */
+/* Returns what the threads share in a call with these params and this aux; x, y and add are not set
+ * yet. */
 static tshi_interpolating tshi_interpolate_job(const tshi_interpolate *how, tshi_block *aux) {
     tshi_interpolating p = {how, (const tshi_between *)tshi_mem_data(aux), NULL, NULL, NULL, 0};
     p.columns = p.rows + how->c.map[0];
@@ -114,7 +115,7 @@ static void tshi_interpolate_backward(tshi_node *node) {
                   how->c.batch, 1, tshi_interpolate_planes, &p);
 }
 
-/* Sets the sizes. Returns 0 and an error if the options are not possible. */
+/* Fills in *how from x and the options. Returns 0 and an error if they are not valid. */
 static int tshi_interpolate_sizes(const tsh_tensor *x, const tsh_interpolate_options *o,
                                   tshi_interpolate *how) {
     const char *const op = "tsh_interpolate";
@@ -152,7 +153,7 @@ static const tshi_op tshi_interpolate_op = {"tsh_interpolate",         "x",     
 TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options *options) {
     const tshi_op *op = &tshi_interpolate_op;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_interpolate", op->inputs, &x, 1);
-    const int linear = 1; /* of a sum, the result is the sum of results */
+    const int linear = 1; /* the op is linear, so x may be a partial sum */
     tshi_interpolate how;
     tshi_interpolating p;
     tshi_output output;

@@ -117,8 +117,8 @@ static void tshi_linear_backward(tshi_node *node) {
     tsh_ctx *ctx = out->ctx;
     int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
-    tshi_gathering all_y, all_x;                             /* of dY and of X */
-    tshi_returning back = TSHI_ZERO;                         /* dX on its way to X's shards */
+    tshi_gathering all_y, all_x;                             /* the all-gathers of dY and of X */
+    tshi_returning back = TSHI_ZERO;                         /* reduce-scatter of dX to shards */
     int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
@@ -175,11 +175,11 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_gathering all;                /* the rows of X of all ranks */
+    tshi_gathering all;                /* the all-gather of X's rows */
     tshi_moving scattered = TSHI_ZERO; /* the reduce-scatter of Y */
     /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
     tshi_block *partial = NULL, *bias = NULL;
-    tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
+    tshi_matrix mx, mw, my, mb; /* X (rows, in), W^T (in, out), Y (rows, out), b as (rows, out) */
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, TSHI_WIRE_VALUES, how->regather, &rows,
                           &all);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
@@ -214,14 +214,14 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_kernel_tensor(&loop, b); /* adds b to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
-    (void)tshi_redistribute_finish(ctx, &scattered); /* peers have read `partial` */
+    (void)tshi_redistribute_finish(ctx, &scattered); /* waits until peers have read `partial` */
     tshi_mem_release(ctx, partial);
     tshi_linear_release(ctx, &all);
     tshi_mem_release(ctx, bias);
 }
 
-/* Returns x or, if w is row-parallel, this rank's slice of a replicated x; or a copy if x's rows do
- * not have equal strides, or if x is to be gathered and is not dense. NULL: an error. */
+/* Returns x; if w is row-parallel and x replicated, this rank's slice of x. Returns a copy if its
+ * rows do not have equal strides, or if x is to be gathered and is not dense. NULL: an error. */
 static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gathered) {
     int64_t rows, step;
     if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && x->layout.kind == TSH_REPLICATED) {
@@ -233,14 +233,14 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
     return tshi_op_copy("tsh_linear", x);
 }
 
-/* [1]: W is frozen: X, which only dW needs, is not saved. */
+/* Entry 1 is for a frozen W: it does not save X, which only dW needs. */
 static const tshi_op tshi_linear_ops[2] = {
     {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT,
      0},
     {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_WEIGHT, 0}};
 
-/* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output (NULL:
- * R). regather 1: all-gathers the input of a column-parallel weight along the sequence. */
+/* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output; NULL:
+ * replicated. regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_ops[w && !w->base->requires_grad];

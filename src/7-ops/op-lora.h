@@ -5,11 +5,11 @@
 /* Needs: >>op >>op-matmul.                                                   */
 /* ========================================================================== */
 
-/* Shapes: Y (.., out), H (.., rank), B (n, rank): the sum is added to n columns of Y. Y is what
- * tsh_linear returned, whose backward does not read it: so it is changed in place. */
+/* Shapes: Y (.., out), H (.., rank), B (n, rank): the product is added to n columns of Y. Y is
+ * changed in place: it is the output of tsh_linear, whose backward does not read it. */
 typedef struct tshi_lora {
-    double scale;  /* s */
-    int64_t first; /* the first of the n columns, of those of this rank */
+    double scale;  /* the factor s */
+    int64_t first; /* index of the first of the n columns among this rank's columns of Y */
 } tshi_lora;
 
 /* Returns `values`, t's local values or its gradient, as a matrix of shape (*rows, features) from
@@ -49,8 +49,8 @@ static void tshi_lora_backward(tshi_node *node) {
 static const tshi_op tshi_lora_op = {
     "tsh_lora", "y h B", tshi_rule_lora, tshi_lora_backward, TSHI_WEIGHT | TSHI_BIAS, 0};
 
-/* Adds s H B^T to the columns of y from `first` on, and returns y with the sum, as a new tensor.
- * NULL: an error. */
+/* Adds s H B^T in place to the columns of y from `first` on. Returns the sum as a new tensor, which
+ * shares y's memory. NULL: an error. */
 static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, double scale,
                                  int64_t first) {
     const tshi_lora how = {scale, first};

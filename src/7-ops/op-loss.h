@@ -9,8 +9,8 @@
  * smoothing, z the factor of the z-loss, l_i the loss of the row and g_i the gradient of l_i:
  *   m_i = max_c x_ic                                 all-reduce MAX if classes are sharded
  *   S_i = sum_c e^(x_ic - m_i)                       all-gather of all sums in one call
- *   A_i = sum_c w_c t_ic                             (for an index and a replicated w: w_y, which
- *   B_i = sum_c w_c t_ic (x_ic - m_i)                needs no sum)
+ *   A_i = sum_c w_c t_ic                             = w_y, no sum, for an index and replicated w
+ *   B_i = sum_c w_c t_ic (x_ic - m_i)
  *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, only if e > 0
  *   a_i = (1 - e) A_i + e / V_i W_i
  *   l_i = a_i log S_i - (1 - e) B_i - e / V_i Q_i + z (m_i + log S_i)^2
@@ -22,7 +22,7 @@
  * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of tshi_loss.local */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
-/* per row: sums that forward may need; tsh_real values that it keeps for backward */
+/* numbers per row: of sums that forward may need; of tsh_real values kept for backward */
 enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
 
 /* A call of tsh_cross_entropy, and the params of the node. Arrays have an entry per local row. */
@@ -91,7 +91,7 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
                                         tsh_real (*online)(const tsh_real *x, int64_t n,
                                                            tsh_real *m)) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* shape (n) */
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* maxima, shape (n) */
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S, shape (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH) m[i] = -TSHI_R(INFINITY);
@@ -120,7 +120,7 @@ TSHI_KERNEL_TABLE(tshi_loss_softmax);
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;   /* shape (n, classes) */
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data; /* shape (n) */
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data; /* maxima, (n) */
     /* class weights, shape (classes); NULL: all are 1 */
     const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
     /* targets, shape (n, classes), or NULL */
@@ -138,7 +138,7 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
             else if (which == TSHI_LOSS_B)
                 e[c] = share[c] == 0 ? TSHI_R(0) : TSHI_R(weight * share[c] * (x[c] - m[i]));
             else if (tshi_loss_padding(x[c]))
-                e[c] = 0; /* padding adds 0 */
+                e[c] = 0; /* a class that is padding adds 0 */
             else
                 e[c] = which == TSHI_LOSS_Q   ? TSHI_R(weight * (x[c] - m[i]))
                        : which == TSHI_LOSS_W ? weight
@@ -210,7 +210,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     const tsh_real *g = tshi_tape_grad(node); /* gradient of out: (rows), or a scalar */
     const tsh_tensor *x = node->in[0];        /* shape (.., V) */
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
-    const double keep = 1 - loss->desc.label_smoothing; /* 1 - label smoothing */
+    const double keep = 1 - loss->desc.label_smoothing; /* the weight of the target, 1 - e */
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
     for (i = from; i < to; i++) {
@@ -311,8 +311,9 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axi
     return fits;
 }
 
-/* Returns what may be wrong with a target whose shape does not fit that of x, whose classes are
- * where `dim` says: the end of an error's sentence, perhaps empty. */
+/* Returns the end of an error's sentence, perhaps empty: what may be wrong with a target whose
+ * shape does not fit that of the logits x. dim: the option that says which dimension has the
+ * classes. */
 static TSHI_COLD const char *tshi_loss_hint(const tsh_tensor *x, const tsh_tensor *target,
                                             int dim) {
     const int probs = tshi_dtypes[target->dtype].floating, n = target->ndim;
@@ -400,7 +401,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->desc = *desc;
     loss->cut = cut && x->ctx->tp.size > 1;
     loss->divisor = 1;
-    loss->sums = 2; /* sums that every loss needs: of the exponentials, and TSHI_LOSS_B */
+    loss->sums = 2; /* sums that every loss needs: S and B */
     loss->at[TSHI_LOSS_B] = 1;
     /* A is a sum for probabilities, or if the class weights are sharded; else it is w_y, the weight
      * of the target class y, which this rank has */
@@ -456,7 +457,7 @@ static void tshi_loss_targets(const char *op, tsh_tensor *const *in, const tshi_
             tshi_loss_outside(op, target, y, i, classes);
             continue;
         }
-        loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
+        loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* -1: it is on another rank */
         if (!w || all)
             loss->own[i] = all ? tshi_loss_class_weight(all, y) : TSHI_R(1);
         else if (loss->local[i] >= 0)

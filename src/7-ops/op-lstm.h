@@ -21,9 +21,9 @@ static const tshi_op tshi_lstm_gru_op = {
 typedef struct tshi_lstm {
     const tshi_op *op;
     const tshi_cell_kind *kind;
-    tsh_recurrent_desc desc; /* .layers has its default */
-    tsh_tensor *h0, *c0;     /* (layers D, B, H) or NULL */
-    tsh_tensor **last;       /* the last h, and then c, of all layers and directions, (1, B, H) */
+    tsh_recurrent_desc desc; /* options of the call; .layers 0 is replaced by 1 */
+    tsh_tensor *h0, *c0;     /* initial h and c, (layers D, B, H), D directions; or NULL */
+    tsh_tensor **last;       /* last h of each layer and direction, then last c; each (1, B, H) */
 } tshi_lstm;
 
 /* -- one layer in one direction ----------------------------------------------- */
@@ -63,7 +63,7 @@ static int tshi_lstm_shapes(const tshi_lstm *call, tsh_tensor *const *in) {
 
 /* Checks the inputs of a layer, and makes them dense. Returns 0 after an error. */
 static int tshi_lstm_inputs(const tshi_lstm *call, tsh_tensor **in) {
-    tsh_tensor *given[TSHI_RECURRENT_INPUTS]; /* those that are not NULL */
+    tsh_tensor *given[TSHI_RECURRENT_INPUTS]; /* the inputs, but for optional ones that are NULL */
     char list[TSHI_TEXT_SIZE] = "";
     int64_t rows, step;
     int n = 0, length;
@@ -84,12 +84,13 @@ static int tshi_lstm_inputs(const tshi_lstm *call, tsh_tensor **in) {
     return 1;
 }
 
-/* Returns number i of `all` (layers D, B, H), h0 or c0, as (1, B, H), cut as x or the units are.
- * NULL: an error, or there is none. */
+/* Returns the initial h or c, (1, B, H), of layer and direction number i, from `all`, h0 or c0
+ * (layers D, B, H). If `all` is replicated, shards the result as the units of w or the samples of x
+ * are. NULL: an error, or `all` is NULL. */
 static tsh_tensor *tshi_lstm_state(const tshi_lstm *call, tsh_tensor *all, int i,
                                    const tsh_tensor *x, const tsh_tensor *w) {
     tsh_tensor *t = all ? tsh_slice(all, 0, i, 1) : NULL;
-    const int batch = !call->desc.batch_first; /* dimension of x that counts samples */
+    const int batch = !call->desc.batch_first; /* the batch dimension of x */
     tsh_layout layout;
     if (!t || t->layout.kind != TSH_REPLICATED) return t;
     if (w->layout.kind == TSH_SHARDED) {
@@ -104,7 +105,8 @@ static tsh_tensor *tshi_lstm_state(const tshi_lstm *call, tsh_tensor *all, int i
     return tsh_redistribute(t, layout);
 }
 
-/* Records the call; its further outputs are the last h and c. */
+/* Records the call. Beside out[0], h of all time steps, its outputs are the last h and, of an LSTM,
+ * the last c. */
 static void tshi_lstm_record(const tshi_lstm *call, tsh_tensor *const *in, tsh_tensor *const *out,
                              unsigned partial, const tshi_recurrent *how, tshi_block *kept) {
     tshi_op_record(call->op, out[0], in, TSHI_RECURRENT_INPUTS, partial, how, sizeof *how, kept);
@@ -113,8 +115,9 @@ static void tshi_lstm_record(const tshi_lstm *call, tsh_tensor *const *in, tsh_t
     if (out[0]->node) tshi_tape_add_outputs(out[0]->node, out + 1, 1 + call->kind->lstm);
 }
 
-/* Runs layer and direction number i; back 1: from the end of the sequence. w: W_ih, W_hh and, if
- * there are biases, these. Returns h of all time steps; NULL: an error. */
+/* Runs one layer in one direction, number i of all; back 1: from the last time step to the first.
+ * w: W_ih, W_hh and, if there are biases, b_ih and b_hh. Returns h of all time steps; NULL: an
+ * error. */
 static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w,
                                    int i, int back) {
     const int biases = call->desc.bias != TSH_NO, lstm = call->kind->lstm;
@@ -149,13 +152,14 @@ static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_ten
 
 /* -- all layers ---------------------------------------------------------------- */
 
-/* Runs all layers of x (.., .., in). Returns h of the last one; NULL: an error. */
+/* Runs all layers on x (.., .., in); w: the weights of all. Returns h of the last layer at all time
+ * steps; NULL: an error. */
 static tsh_tensor *tshi_lstm_layers(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w) {
     const int each = call->desc.bias != TSH_NO ? 4 : 2, directions = 1 + call->desc.bidirectional;
     for (int i = 0; i < call->desc.layers && x; i++) {
         tsh_tensor *y[2] = {NULL, NULL};
         if (i && x->layout.kind == TSH_SHARDED && x->layout.dim == 2)
-            x = tsh_redistribute(x, tsh_replicated()); /* of a layer whose units are sharded */
+            x = tsh_redistribute(x, tsh_replicated()); /* output of a layer with sharded units */
         if (i && call->desc.dropout > 0) x = tsh_dropout(x, call->desc.dropout, call->desc.owner);
         for (int d = 0; d < directions && x; d++, w += each) {
             y[d] = tshi_lstm_layer(call, x, w, i * directions + d, d);
@@ -166,7 +170,8 @@ static tsh_tensor *tshi_lstm_layers(const tshi_lstm *call, tsh_tensor *x, tsh_te
     return x;
 }
 
-/* Checks the arguments of a call but for layers' shapes. Returns 0 after an error. */
+/* Checks the arguments of a call, but for the shapes that tshi_lstm_shapes checks for each layer.
+ * Returns 0 after an error. */
 static int tshi_lstm_check(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *weights,
                            int count) {
     const tsh_recurrent_desc *desc = &call->desc;
@@ -211,8 +216,8 @@ static int tshi_lstm_check(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *con
     return 1;
 }
 
-/* Returns t (T, in) or (layers D, H) with a batch of one sample: a new dimension `at`. NULL if t is
- * NULL. */
+/* Returns t (T, in) or (layers D, H) with a batch dimension, `at`, of one sample; t itself if it
+ * has one already, and NULL if t is NULL. */
 static tsh_tensor *tshi_lstm_batched(tsh_tensor *t, int at) {
     if (!t || t->ndim != 2) return t;
     return tsh_reshape(t, at ? tsh_shape3(t->dim[0], 1, t->dim[1])
@@ -224,8 +229,8 @@ static tsh_tensor *tshi_lstm_unbatched(tsh_tensor *t, int at) {
     return t ? tsh_reshape(t, tsh_shape2(t->dim[!at], t->dim[2])) : NULL;
 }
 
-/* Runs tsh_lstm or tsh_gru. state[0] and state[1]: where to output the last h and c; NULL: nowhere,
- * and set to NULL after an error. */
+/* Runs tsh_lstm or tsh_gru. *state[0] and *state[1] get the last h and c, or NULL after an error; a
+ * state[k] that is NULL gets nothing. */
 static tsh_tensor *tshi_lstm_run(tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *weights,
                                  int count, const tsh_recurrent_desc *desc,
                                  tsh_tensor **const *state) {

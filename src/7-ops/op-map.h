@@ -25,7 +25,7 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
         int64_t *length = out->dim + (out->ndim - in[i]->ndim);
         for (d = 0; d < in[i]->ndim; d++) {
             int64_t own = in[i]->dim[d];
-            if (length[d] == 1) length[d] = own; /* the size that is not 1, if there is one */
+            if (length[d] == 1) length[d] = own; /* 1 broadcasts to any size */
             if (length[d] == own || own == 1) continue;
             return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                             "%s: shapes %s and %s do not broadcast (%lld against %lld); counted "
@@ -77,7 +77,7 @@ typedef struct tshi_backward_params {
 /* A unary or binary op, or tsh_where: its tshi_op and its kernels. */
 typedef struct tshi_map_row {
     tshi_op op;    /* the first field, because backward casts node->op to tshi_map_row */
-    /* bit i: the gradient of input i is that of the output, if input i is not broadcast */
+    /* bit i is 1: the gradient of input i is that of the output, if input i is not broadcast */
     unsigned pass;
     /* tables of kernels, one per instruction set; `backward` has a table for each input */
     const tshi_kernel_fn *forward, *backward[3];

@@ -4,7 +4,8 @@
 /* Needs: >>gemm-api >>tape-backward >>rule.                                  */
 /* ========================================================================== */
 
-/* Every product but attention's is computed by tshi_matmul_run, which divides it among threads. A
+/* Matrix products are computed by tshi_matmul_run, which divides them among threads; exceptions are
+ * those of attention, convolutions, the time steps of recurrent layers, and tshi_quant_product. A
  * tshi_matrix has strides for rows and columns, so that transposes and slices are not copied. */
 
 /* Returns at least `bytes` of scratch for the built-in gemm: one block of the ctx, which grows as
@@ -17,17 +18,17 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* A product that threads share: each computes a piece of C. */
+/* A matrix product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
     const tsh_ctx *ctx;
-    tshi_product whole; /* the product as a whole, of all pieces */
+    tshi_product whole; /* the whole product, before C is cut into pieces */
     char *scratch;      /* scratch of all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
     int by_rows;        /* 1: pieces are rows of C; 0: columns */
 } tshi_products;
 
-/* Computes C = alpha A B + beta D on the calling thread. A user's gemm takes no D: C = beta D is
- * computed first, and the product added to it. */
+/* Computes C = alpha A B + beta D on the calling thread. A user's gemm (tsh_desc.gemm) takes no D:
+ * C = beta D is computed first, and the product added to it. */
 static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *scratch) {
     const int apart = x->beta != 0 && x->d.data != x->c.data; /* 1: D is added, and is not C */
     if (!ctx->gemm.multiply) {
@@ -66,9 +67,10 @@ static void tshi_matmul_convert(int64_t rows, int64_t columns, tshi_matrix from,
     }
 }
 
-/* Returns m, of shape (rows, columns), as the ctx's gemm takes it. A user's gemm takes only
- * tsh_real: in place of a matrix of another dtype, returns a new one in *block, which the caller
- * releases (*block is NULL if m itself is returned). input 1: the new matrix gets m's values. */
+/* Returns m, of shape (rows, columns), in the dtype that the ctx's gemm takes. A user's gemm takes
+ * only tsh_real: in place of a matrix of another dtype, returns a new one in *block, which the
+ * caller releases (*block is NULL if m itself is returned). input 1: the new matrix gets m's
+ * values. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          int input, tshi_block **block) {
     tshi_matrix reals; /* the new matrix, dense */
@@ -81,8 +83,8 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return reals;
 }
 
-/* Returns the address of the matrix that was read after b the last time, to be prefetched; 0 if
- * unknown. Records that b was read after the matrix of the call before. */
+/* Returns the address of the matrix B of the product that followed that with b the last time, to be
+ * prefetched; 0: unknown. Also records that b follows the B of the call before. */
 static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
     uintptr_t *const then = &order->then[(uintptr_t)b / 64 * 2654435761u % TSHI_MATMUL_ORDER];
     if (order->last) *order->last = (uintptr_t)b;

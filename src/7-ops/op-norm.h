@@ -419,10 +419,10 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
         if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
     values[1] = tshi_norm_weight(ctx, &p, values[1], &scratch[1]);
     work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, &p);
-    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d); /* shape (rows, d) */
-    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step); /* (rows, d) */
-    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                       /* shape (d) */
-    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0); /* shape (d) or NULL */
+    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d); /* the output (rows, d) */
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step); /* x (rows, d) */
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                       /* weight (d) */
+    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0); /* the bias (d), or NULL */
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
     if (ctx->error.code == TSH_OK) tshi_norm_forward(ctx, &work, &p);
     for (i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);

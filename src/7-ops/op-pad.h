@@ -9,22 +9,22 @@
 
 /* -- pad, flip, roll: boxes ----------------------------------------------------
  * Along each dimension, the output consists of at most three runs, whose elements are x's in order,
- * in reverse order, or all the same one. A run of each dimension together are a box, which is one
- * strided copy. */
+ * in reverse order, or all the same one. One run of each dimension make up a box: its elements are
+ * copied by one strided loop. */
 
 typedef struct tshi_pad_run {
-    /* elements to, to + 1, ... of the output are from, from + step, ... of x */
+    /* elements to, to + 1, ... of the output are elements from, from + step, ... of x */
     int64_t to, from, length;
-    int64_t step; /* 1, -1 or 0 */
+    int64_t step; /* 1; -1: in reverse; 0: the same element repeated */
 } tshi_pad_run;
 
-/* The runs of each dimension: the params of the node. */
+/* The runs along each dimension; the params of the node. */
 typedef struct tshi_pad_runs {
     int count[TSH_MAX_DIMS];
     tshi_pad_run run[TSH_MAX_DIMS][3];
 } tshi_pad_runs;
 
-/* Adds a run to dimension d, behind those that are there, unless it is empty. */
+/* Appends a run to those of dimension d, unless it is empty. */
 static void tshi_pad_add_run(tshi_pad_runs *runs, int d, int64_t from, int64_t length,
                              int64_t step) {
     const tshi_pad_run *last = runs->count[d] ? &runs->run[d][runs->count[d] - 1] : NULL;
@@ -37,14 +37,14 @@ static void tshi_pad_add_run(tshi_pad_runs *runs, int d, int64_t from, int64_t l
     runs->run[d][runs->count[d]++] = run;
 }
 
-/* Sets the runs of dimensions that stay as they are. */
+/* Gives each dimension one run, which copies it unchanged. */
 static void tshi_pad_same_runs(tshi_pad_runs *runs, const tsh_tensor *x) {
     int d;
     memset(runs, 0, sizeof *runs);
     for (d = 0; d < x->ndim; d++) tshi_pad_add_run(runs, d, 0, x->local[d], 1);
 }
 
-/* One side of a box: the data that it reads or writes. */
+/* One side of a copy: the array that is read or written, and its strides. */
 typedef struct tshi_pad_side {
     tshi_operand data;
     const int64_t *stride;
@@ -58,7 +58,8 @@ static tshi_pad_side tshi_pad_side_of(void *data, const int64_t *stride, tsh_dty
 }
 
 /* Runs `kernel` over the box that has run choice[d] along each dimension d: from x to y, or, if
- * backward is 1, from y to x. x: in the shape of an op's input, y: of its output. */
+ * backward is 1, from y to x. x: an array in the shape of the op's input; y: in that of its output,
+ * which is `like`. */
 static void tshi_pad_box(const tsh_tensor *like, const tshi_pad_runs *runs, const int *choice,
                          tshi_pad_side x, tshi_pad_side y, int backward, tshi_kernel_fn kernel) {
     tshi_loop loop;
@@ -83,14 +84,15 @@ static void tshi_pad_boxes(const tsh_tensor *like, const tshi_pad_runs *runs, ts
                            tshi_pad_side y, int backward, tshi_kernel_fn kernel) {
     int choice[TSH_MAX_DIMS] = {0}, d;
     for (d = 0; d < like->ndim; d++)
-        if (!runs->count[d]) return; /* the output, or what of it is x's, is empty */
+        if (!runs->count[d]) return; /* no element of the output is from x */
     do {
         tshi_pad_box(like, runs, choice, x, y, backward, kernel);
         for (d = like->ndim - 1; d >= 0 && ++choice[d] == runs->count[d]; d--) choice[d] = 0;
     } while (d >= 0);
 }
 
-/* Adds the gradients of the output's elements to those of the elements of x that they are. */
+/* Backward of pad, flip and roll: adds the gradient of each output element that is from x to that
+ * of the element of x. */
 static void tshi_pad_boxes_backward(tshi_node *node) {
     const tshi_pad_runs *runs = (const tshi_pad_runs *)node->params;
     const tsh_tensor *out = node->out;
@@ -104,8 +106,8 @@ static void tshi_pad_boxes_backward(tshi_node *node) {
 /* Fills out with a value. */
 static void tshi_pad_fill(tsh_tensor *out, double value) {
     static const int64_t still[TSH_MAX_DIMS] = {0, 0, 0,
-                                                0, 0, 0}; /* strides: one element for all */
-    double element[1];                                    /* memory for an element of any dtype */
+                                                0, 0, 0}; /* 0: always one element */
+    double element[1];                                    /* the value, in out's dtype */
     tshi_loop loop;
     tshi_dtype_put(out->dtype, element, 0, value);
     tshi_kernel_space(&loop, out);
@@ -114,8 +116,8 @@ static void tshi_pad_fill(tsh_tensor *out, double value) {
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Runs op, which copies the boxes of x to an output of this shape. fill: what the rest of it
- * becomes, or NULL if the boxes are all of it. */
+/* Runs op: makes an output as *output says, and copies the boxes of x to it. fill: the value of
+ * elements outside all boxes; NULL: there are none. */
 static tsh_tensor *tshi_pad_moved(const tshi_op *op, tsh_tensor *x, const tshi_pad_runs *runs,
                                   const tshi_output *output, const double *fill) {
     tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, &output->shape, &output->layout);
@@ -157,7 +159,7 @@ static tsh_tensor *tshi_pad_turned(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_pad_same_runs(&runs, x);
     n = x->dim[axis];
     runs.count[axis] = 0;
-    shift = n ? (shift % n + n) % n : 0; /* in [0, n) */
+    shift = n ? (shift % n + n) % n : 0; /* brought into [0, n) */
     if (flip) {
         tshi_pad_add_run(&runs, axis, n - 1, n, -1);
     } else {
@@ -175,12 +177,14 @@ TSH_API tsh_tensor *tsh_roll(tsh_tensor *x, int64_t shift, int dim) {
     return tshi_pad_turned(&tshi_pad_roll_op, x, dim, shift, 0);
 }
 
-/* Sets the runs of dimension d, of length n, padded by `before` and `after`. */
+/* Sets the runs of dimension d, of length n, padded by `before` and `after` elements (negative:
+ * elements are cut off). */
 static void tshi_pad_set_runs(tshi_pad_runs *runs, int d, int64_t n, int64_t before, int64_t after,
                               tsh_pad_mode mode) {
-    const int64_t from = before < 0 ? -before : 0; /* first element of x that stays */
-    const int64_t end = after < 0 ? n + after : n; /* where those that stay end */
-    const int64_t step = mode == TSH_PAD_REFLECT ? -1 : mode == TSH_PAD_CIRCULAR; /* 0: replicate */
+    const int64_t from = before < 0 ? -before : 0; /* first element of x that is kept */
+    const int64_t end = after < 0 ? n + after : n; /* end of the elements that are kept */
+    /* 1: in order, -1: in reverse, 0: one element repeated */
+    const int64_t step = mode == TSH_PAD_REFLECT ? -1 : mode == TSH_PAD_CIRCULAR;
     runs->count[d] = 0;
     if (mode != TSH_PAD_CONSTANT)
         tshi_pad_add_run(runs, d,
@@ -199,11 +203,13 @@ static void tshi_pad_set_runs(tshi_pad_runs *runs, int d, int64_t n, int64_t bef
         runs->run[d][0].to = before;
 }
 
-/* Returns 1 if a dimension of length n can be padded so; else 0 and an error. */
+/* Returns 1 if dimension d of x can be padded by `before` and `after` in this mode; else 0 and an
+ * error. */
 static int tshi_pad_fits(const tsh_tensor *x, int d, int64_t before, int64_t after,
                          tsh_pad_mode mode) {
     const int64_t n = x->dim[d], longest = INT64_MAX / 16, most = before > after ? before : after;
-    const int64_t cut = (before < 0 ? before : 0) + (after < 0 ? after : 0); /* what is cut off */
+    /* minus the number of elements that are cut off */
+    const int64_t cut = (before < 0 ? before : 0) + (after < 0 ? after : 0);
     const char *why = NULL;
     char text[TSHI_TEXT_SIZE];
     if (before < -n || after < -n || before > longest || after > longest || n + before + after < 0)
@@ -224,7 +230,7 @@ TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mo
     const tshi_op *op = &tshi_pad_op;
     tsh_ctx *ctx = tshi_tensor_check("tsh_pad", "x", &x, 1);
     const int constant = mode == TSH_PAD_CONSTANT;
-    /* not linear if it puts a number other than 0 (or a NaN) beside the sum */
+    /* x may be a partial sum, as the op is linear, unless it pads with a number other than 0 */
     tshi_rule_moves moves = {0, !constant || (value <= 0 && value >= 0), 0};
     tshi_pad_runs runs;
     tshi_output output;
@@ -253,16 +259,16 @@ TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mo
 
 /* -- tril, triu ------------------------------------------------------------------- */
 
-/* A job: copies or adds the triangles of x to y, and may set the rest of y to 0. Backward takes a
- * copy of it from the node and replaces all fields but `diagonal` and `upper`. */
+/* A job that copies or adds the triangle of each matrix of x to y, and may set the rest of y to 0.
+ * Backward takes a copy of it from the node and replaces all fields but `diagonal` and `upper`. */
 typedef struct tshi_pad_triangle {
     int64_t diagonal;
     int upper;                         /* 0: tril, 1: triu */
     int zero;                          /* 1: sets the elements outside the triangle to 0 */
     const tsh_tensor *like;            /* the op's input or output: shape and layout */
-    tshi_pad_side y, x;                /* of that shape */
-    tshi_kernel_fn kernel;             /* what it does with the elements inside */
-    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's columns, in `ranges` ranges */
+    tshi_pad_side y, x;                /* arrays of that shape */
+    tshi_kernel_fn kernel;             /* copies or adds the elements of the triangle */
+    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's columns: `ranges` ranges */
     int ranges;
 } tshi_pad_triangle;
 
@@ -279,16 +285,16 @@ static void tshi_pad_triangle_columns(tshi_kernel_fn kernel, const tshi_operand 
     kernel(to - from, part, NULL);
 }
 
-/* Does one row, whose global index is `row`. operand: the rows of y and of x, and of y and of an
- * element that is 0. */
+/* Handles one row of a matrix, whose global index is `row`. Operands: yx, the row of y and that of
+ * x; y0, the row of y and a single 0. */
 static void tshi_pad_triangle_row(const tshi_pad_triangle *job, int64_t row, const tshi_operand *yx,
                                   const tshi_operand *y0) {
     int64_t local = 0; /* first local column of range s */
     int s;
     for (s = 0; s < job->ranges; local += job->range[s++].length) {
         const int64_t n = job->range[s].length;
-        /* the first `low` columns of the range are those of the lower triangle that triu sets to
-         * 0, or that tril keeps */
+        /* the first `low` columns of the range are below the diagonal, for tril also on it: triu
+         * sets them to 0, tril keeps them */
         int64_t low = row + job->diagonal + !job->upper - job->range[s].start;
         low = low < 0 ? 0 : tshi_base_min(low, n);
         tshi_pad_triangle_columns(job->kernel, yx, local + (job->upper ? low : 0),
@@ -299,7 +305,7 @@ static void tshi_pad_triangle_row(const tshi_pad_triangle *job, int64_t row, con
     }
 }
 
-/* A tshi_team_fn: does the rows [from, to) of all matrices. */
+/* A tshi_team_fn: handles rows [from, to), counted over all matrices. */
 static void tshi_pad_triangle_rows(void *data, int piece, int64_t from, int64_t to) {
     static const double zero[1] = {0}; /* an element that is 0, of any dtype */
     const tshi_pad_triangle *job = (const tshi_pad_triangle *)data;
@@ -346,7 +352,7 @@ static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like
                       tshi_pad_triangle_rows, job);
 }
 
-/* Adds the gradient of the output's triangles to that of x. */
+/* Backward of tril and triu: adds the gradient of the output's triangles to that of x. */
 static void tshi_pad_triangle_backward(tshi_node *node) {
     tshi_pad_triangle job = *(const tshi_pad_triangle *)node->params;
     tsh_tensor *out = node->out;
@@ -380,7 +386,7 @@ static tsh_tensor *tshi_pad_triangles(const tshi_op *op, tsh_tensor *x, int64_t 
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     memset(&job, 0, sizeof job);
-    /* further diagonals give the same; so sums with row numbers cannot overflow */
+    /* clamped: further diagonals give the same result, but sums with row numbers could overflow */
     job.diagonal = tshi_dtype_clamp(diagonal, -shape.dim[x->ndim - 2] - 1,
                                     shape.dim[x->ndim - 1] + 1);
     job.upper = upper;

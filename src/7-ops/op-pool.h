@@ -4,37 +4,38 @@
 /* Needs: >>rule-net >>op >>conv-depth.                                       */
 /* ========================================================================== */
 
-/* A pool has the geometry of a depthwise convolution: for each row of the result, tap after tap of
- * the window is combined with all elements of the row at once. The windows of adaptive pools differ
- * in size, so theirs are summed one by one. */
+/* A pool has the geometry of a depthwise convolution. Each row of the output is computed tap by tap
+ * (element of the window): one tap is combined with all elements of the row at once. The windows of
+ * adaptive pools differ in size, so they are summed one by one. */
 
 typedef enum tshi_pool_kind { TSHI_POOL_MAX, TSHI_POOL_MEAN, TSHI_POOL_ADAPTIVE } tshi_pool_kind;
 
-/* The params of the node. c: sizes; its batch is the number of planes, channels of all images. */
+/* The params of the node. c: the sizes; c.batch is the number of planes: channels of all images. */
 typedef struct tshi_pool_desc {
     tshi_conv c;
     tshi_pool_kind kind;
-    int without_padding; /* 1: the mean is that of elements inside the image */
+    int without_padding; /* 1: a mean does not count padding as elements */
     int64_t divisor;     /* divisor of means; 0: the number of elements */
 } tshi_pool_desc;
 
-/* What the threads share. Arrays are dense. */
+/* What the threads share in forward or backward of a pool. Arrays are dense. */
 typedef struct tshi_pooling {
     const tsh_ctx *ctx;
     const tshi_pool_desc *pool;
     tsh_real *x, *y; /* planes of the input and of the output, or their gradients */
-    int32_t *index;  /* of a maximum: where in its plane each element of the output is from */
-    int add;         /* backward: 1: adds to x's gradient */
+    int32_t *index;  /* max pools: index in its input plane of each output element's maximum */
+    int add;         /* backward: 1: adds to x's gradient, 0: overwrites it */
 } tshi_pooling;
 
 /* -- windows ----------------------------------------------------------------- */
 
-/* Elements [from, to) of a dimension of the image, and how many of the padded image. */
+/* A window along one dimension: covers elements [from, to) of the image, and `padded` elements if
+ * those in the padding count. */
 typedef struct tshi_window {
     int64_t from, to, padded;
 } tshi_window;
 
-/* Returns window i along dimension d, 0 or 1, of a mean. */
+/* Returns window i of an average pool along dimension d: 0, rows, or 1, columns. */
 static tshi_window tshi_pool_window(const tshi_pool_desc *pool, int d, int64_t i) {
     const tshi_conv *c = &pool->c;
     const int64_t n = c->image[d], outs = c->map[d];
@@ -53,7 +54,7 @@ static tshi_window tshi_pool_window(const tshi_pool_desc *pool, int d, int64_t i
     return w;
 }
 
-/* Returns what the sum of window (y, x) is divided by; 1 if the window is empty. */
+/* Returns the number that the sum of window (y, x) is divided by; 1 if the window is empty. */
 static tsh_real tshi_pool_divisor(const tshi_pool_desc *pool, int64_t y, int64_t x) {
     const tshi_window rows = tshi_pool_window(pool, 0, y), columns = tshi_pool_window(pool, 1, x);
     const int64_t inside = (rows.to - rows.from) * (columns.to - columns.from);
@@ -65,14 +66,16 @@ static tsh_real tshi_pool_divisor(const tshi_pool_desc *pool, int64_t y, int64_t
 
 /* -- the maximum --------------------------------------------------------------- */
 
-/* Parameters of the kernel below: the places of x[0]; where x[1] begins in its plane. */
+/* Parameters of the kernel below. place: for each element of x[0], its index in the input plane;
+ * first: the index of the first element of x[1] there. */
 typedef struct tshi_pool_place {
     int32_t *place;
     int64_t first;
 } tshi_pool_place;
 
-/* Kernel: x[0] = the larger of x[0] and x[1], whose elements are x[1].step apart, and its place.
- * NaN is larger than anything; a place below 0 says that there is no value yet. */
+/* Kernel: replaces each element of x[0] by that of x[1], and its place too, if x[1] is larger; the
+ * elements of x[1] are x[1].step apart. NaN is larger than anything; a place below 0: no value
+ * yet. */
 TSHI_INLINE void tshi_pool_max_body(int64_t n, const tshi_operand *x, const tshi_pool_place *p) {
     tsh_real *TSHI_RESTRICT best = (tsh_real *)x[0].data;
     const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
@@ -87,7 +90,7 @@ TSHI_INLINE void tshi_pool_max_body(int64_t n, const tshi_operand *x, const tshi
 }
 TSHI_KERNEL(tshi_pool_max, tshi_pool_place);
 
-/* Computes row y of a plane of maxima and their places. */
+/* Computes row y of an output plane of maxima, and their indices in the input plane, `image`. */
 static void tshi_pool_max_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
                               int32_t *index, int64_t y) {
     const tshi_conv *c = &p->pool->c;
@@ -97,7 +100,8 @@ static void tshi_pool_max_row(const tshi_pooling *p, const tsh_real *image, tsh_
     }
     for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
         const tshi_conv_stretch s = tshi_conv_reach(c, y, t / c->kernel[1], t % c->kernel[1]);
-        const int64_t at = s.map - y * c->map[1]; /* column of the first element */
+        /* the first output column that tap t reaches */
+        const int64_t at = s.map - y * c->map[1];
         const tshi_pool_place place = {index + at, s.image};
         tshi_operand x[2];
         if (s.length <= 0) continue;
@@ -109,7 +113,7 @@ static void tshi_pool_max_row(const tshi_pooling *p, const tsh_real *image, tsh_
 
 /* -- the mean --------------------------------------------------------------------- */
 
-/* Computes row y of a plane of means of fixed windows. */
+/* Computes row y of an output plane of means, whose windows have one size. */
 static void tshi_pool_mean_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
                                int64_t y) {
     const tshi_conv *c = &p->pool->c;
@@ -126,7 +130,7 @@ static void tshi_pool_mean_row(const tshi_pooling *p, const tsh_real *image, tsh
     for (int64_t i = 0; i < c->map[1]; i++) row[i] /= tshi_pool_divisor(p->pool, y, i);
 }
 
-/* Computes row y of a plane of means of adaptive windows. */
+/* Computes row y of an output plane of means over adaptive windows. */
 static void tshi_pool_adaptive_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
                                    int64_t y) {
     const int64_t width = p->pool->c.image[1];
@@ -208,8 +212,8 @@ static void tshi_pool_backward(tshi_node *node) {
 
 /* -- the ops ------------------------------------------------------------------------- */
 
-/* Sets the length of the output along d. Returns 0 and an error if there is none, or a window would
- * have no element of the image. */
+/* Sets the length of the output along dimension d. Returns 0 and an error if that is 0, or if there
+ * is so much padding that a window could have no element of the image. */
 static int tshi_pool_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, int ceil_mode) {
     const int64_t span = tshi_conv_span(c->kernel[d], c->dilation[d]);
     const int64_t room = c->image[d] + 2 * c->padding[d] - span;
@@ -229,8 +233,8 @@ static int tshi_pool_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, i
                     (long long)c->padding[d]) == TSH_OK;
 }
 
-/* Sets the sizes of x in c. Returns 0 and an error if x has not dims + 2 dimensions, or a size is
- * not possible. */
+/* Sets the sizes in c for x, with windows of one element. Returns 0 and an error if x does not have
+ * dims + 2 dimensions, or its images are empty or too large. */
 static int tshi_pool_image(const char *op, const tsh_tensor *x, int dims, tshi_conv *c) {
     char text[TSHI_TEXT_SIZE];
     memset(c, 0, sizeof *c);
@@ -256,7 +260,8 @@ static int tshi_pool_image(const char *op, const tsh_tensor *x, int dims, tshi_c
                     op, (long long)tshi_conv_area(c->image), INT32_MAX) == TSH_OK;
 }
 
-/* Sets the sizes of a pool of fixed windows. Returns 0 after an error. */
+/* Fills in *pool from the options, for a pool whose windows have one size. Returns 0 after an
+ * error. */
 static int tshi_pool_sizes(const char *op, const tsh_tensor *x, int dims, const tsh_pool_options *o,
                            tshi_pool_desc *pool) {
     tshi_conv *c = &pool->c;
@@ -288,7 +293,7 @@ static int tshi_pool_sizes(const char *op, const tsh_tensor *x, int dims, const 
            tshi_pool_length(ctx, op, c, 1, o->ceil_mode);
 }
 
-/* Runs a pool whose sizes are set. */
+/* Runs a pool; *pool is filled in. */
 static tsh_tensor *tshi_pool_run(const tshi_op *op, tsh_tensor *x, int dims,
                                  const tshi_pool_desc *pool) {
     tsh_ctx *ctx = x->ctx;
@@ -319,7 +324,7 @@ static tsh_tensor *tshi_pool_run(const tshi_op *op, tsh_tensor *x, int dims,
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-/* Runs a pool of fixed windows. */
+/* Runs a pool whose windows have one size, which the options give. */
 static tsh_tensor *tshi_pool_fixed(const tshi_op *op, tsh_tensor *x, int dims,
                                    const tsh_pool_options *options, tshi_pool_kind kind) {
     tshi_pool_desc pool;
@@ -330,7 +335,7 @@ static tsh_tensor *tshi_pool_fixed(const tshi_op *op, tsh_tensor *x, int dims,
                                                               : NULL;
 }
 
-/* Runs an adaptive pool to `size` (height, width). */
+/* Runs an adaptive pool, whose output has the size (height, width). */
 static tsh_tensor *tshi_pool_adaptive(const tshi_op *op, tsh_tensor *x, int dims, int64_t height,
                                       int64_t width) {
     const int64_t size[2] = {height, width};
@@ -355,7 +360,7 @@ static tsh_tensor *tshi_pool_adaptive(const tshi_op *op, tsh_tensor *x, int dims
 #define TSHI_POOL_OP(name)                                                                         \
     static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x",       tshi_rule_pool,        \
                                              tshi_pool_backward, TSHI_NONE, 0};
-/* Defines a pool of fixed windows, and its op. */
+/* Defines tsh_<name>, a pool whose windows have one size, and its op. */
 #define TSHI_POOL(name, dims, kind)                                                                \
     TSHI_POOL_OP(name)                                                                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, const tsh_pool_options *options) {               \

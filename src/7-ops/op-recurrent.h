@@ -5,15 +5,16 @@
 /* ========================================================================== */
 
 /* x is (steps, batch, in) or, with batch_first, (batch, steps, in); a row is one sample at one time
- * step. The products W_ih x of all rows are one product before the recurrence, and the gradients of
- * x and of both weights are one product each after it. Between these, each time step computes
- * W_hh h' and the gates (>>op-cell); its threads divide the units among them, and wait for each
- * other once per step. W_hh is packed once, so these products are always of the built-in kernels.
+ * step. W_ih x is computed for all rows by one product before the recurrence, and the gradients of
+ * x and of both weights by one product each after it. Between these, each time step computes
+ * W_hh h', where h' is the h of the step before, and the gates (>>op-cell): threads divide the
+ * units among them, and wait for each other once per step. W_hh is packed once, in the form of the
+ * built-in kernels, so a user's gemm does not compute these products.
  *
  * Where the units are sharded (W_ih and W_hh by rows, the gates of a unit together), every rank
- * needs all of h' for its own rows of W_hh: an all-gather per step. In backward it gathers W_hh
- * once, and then the gradients of all gates per step, so that it computes the gradient of its own
- * units of h' by the same sum as a single rank would. */
+ * needs all of h' for its own rows of W_hh: an all-gather per step. In backward, every rank gathers
+ * W_hh once, and then the gradients of all gates per step, so that it computes the gradient of its
+ * own units of h' by the same sum as a single rank would. */
 typedef struct tshi_recurrent {
     const tshi_cell_kind *kind;
     int reverse; /* 1: from the last time step to the first */
@@ -21,7 +22,7 @@ typedef struct tshi_recurrent {
     int cut; /* 1: the units are sharded over several ranks */
 } tshi_recurrent;
 
-/* Inputs of the op, and the number of them. */
+/* Indices of the op's inputs, and their number. */
 enum {
     TSHI_RECURRENT_X,
     TSHI_RECURRENT_W_IH,
@@ -38,33 +39,34 @@ typedef struct tshi_sequence {
     tsh_ctx *ctx;
     tshi_recurrent how;
     int64_t steps, batch, in; /* shape of x, this rank's shard */
-    int64_t units, hidden;    /* units of this rank; of all ranks together */
+    int64_t units, hidden;    /* number of units on this rank; on all ranks together */
     int64_t along_t, along_b; /* the row of sample b at step t is t along_t + b along_b */
-    int64_t wide;             /* units, rounded up to whole tiles */
-    tsh_real *gates;          /* (rows, TSHI_CELL_PLANES, units): see >>op-cell */
-    tsh_real *cells;          /* LSTM: c, (rows, units) */
-    tsh_real *h;              /* (rows, units) */
-    const tsh_real *h0, *c0;  /* (batch, units); NULL: 0 */
+    int64_t wide;             /* units, rounded up to a multiple of nr, the width of a tile */
+    tsh_real *gates;          /* gates of all rows, (rows, TSHI_CELL_PLANES, units) */
+    tsh_real *cells;          /* LSTM: cell state c of all rows, (rows, units) */
+    tsh_real *h;              /* h of all rows, (rows, units) */
+    const tsh_real *h0, *c0;  /* initial h and c, (batch, units); NULL: 0 */
     const tsh_real *bias;     /* GRU: b_hh of the last gate, (units); NULL: 0 */
-    tsh_real *packed;         /* W_hh, a matrix per gate in slivers */
-    tsh_real *strips;         /* of each piece: h' or the gradients of a gate, (batch, hidden) */
-    int64_t tall;             /* batch, rounded up to whole tiles */
-    tsh_real *sum;            /* (batch, gates, wide), in backward (batch, wide): products */
+    tsh_real *packed;         /* W_hh, packed as one matrix B per gate */
+    tsh_real *strips;         /* per piece: h' or gradients of a gate, (batch, hidden), packed */
+    int64_t tall;             /* batch, rounded up to a multiple of mr, the height of a tile */
+    tsh_real *sum;            /* products by W_hh, (batch, gates, wide); in backward (batch,
+                               * wide) */
     tsh_real *carry;          /* backward, (batch, units): see tshi_cell */
     tsh_real *own, *whole;    /* what an all-gather sends and receives; NULL: units not sharded */
-    int64_t *counts;          /* units of each rank */
+    int64_t *counts;          /* number of units of each rank */
     const tsh_real *dy;       /* backward: gradient of h at all steps, (rows, units); NULL: 0 */
     const tsh_real *dh;       /* backward: gradient of the last h, (batch, units); NULL: 0 */
     int64_t k;                /* number of the time step that is computed, in order of time or, if
                                * reversed, against it */
 } tshi_sequence;
 
-/* Returns the first row of time step number k. */
+/* Returns the row of sample 0 at time step number k, counted in the order of computation. */
 static int64_t tshi_recurrent_row(const tshi_sequence *s, int64_t k) {
     return (s->how.reverse ? s->steps - 1 - k : k) * s->along_t;
 }
 
-/* Fills in the fields that follow from the inputs and options. */
+/* Fills in the fields of *s that follow from the shapes and options. */
 static void tshi_recurrent_begin(tshi_sequence *s, const tshi_recurrent *how, const tsh_tensor *x,
                                  const tsh_tensor *w_hh) {
     const int64_t nr = x->ctx->gemm_kernel->nr, mr = x->ctx->gemm_kernel->mr;
@@ -106,15 +108,16 @@ static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
     return block;
 }
 
-/* Gathers `blocks` blocks from s->own, with a number per unit of this rank, to s->whole, with a
- * number per unit of all ranks. */
+/* All-gathers `blocks` blocks of numbers: a block has one per unit of this rank in s->own, and one
+ * per unit of all ranks in s->whole. */
 static void tshi_recurrent_gather(const tshi_sequence *s, int64_t blocks) {
     (void)tshi_error_comm(s->ctx,
                           tsh_allgather(&s->ctx->tp, s->own, s->whole, s->counts, blocks, TSH_REAL),
                           "an all-gather of a layer whose units are sharded");
 }
 
-/* Packs a matrix A, of shape (batch, hidden), for the products of one piece; returns it. */
+/* Packs a matrix A, of shape (batch, hidden), in the memory of one piece, for its products; returns
+ * the packed matrix. */
 static tshi_matmul_strips tshi_recurrent_strips(const tshi_sequence *s, int piece, tshi_matrix a) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     tsh_real *to = s->strips + piece * s->tall * s->hidden;
@@ -124,13 +127,14 @@ static tshi_matmul_strips tshi_recurrent_strips(const tshi_sequence *s, int piec
     return strips;
 }
 
-/* Computes units [from, to) of A W for all samples, plus C if `add` is 1, where W is matrix number
- * `gate` of s->packed. Shapes: A (batch, hidden), C (batch, ..), whose first column is unit 0. */
+/* Computes columns [from, to) of C = A W, plus C if `add` is 1, for all samples; W is matrix number
+ * `gate` of s->packed. Shapes: A (batch, hidden), C (batch, units), with row stride `row`. */
 static void tshi_recurrent_product(const tshi_sequence *s, tshi_matmul_strips a, int gate, int add,
                                    tsh_real *c, int64_t row, int64_t from, int64_t to) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    const tsh_real *at = s->packed + (gate * s->wide + from) * s->hidden; /* from: whole slivers */
+    /* from is a multiple of nr, the width of a sliver */
+    const tsh_real *at = s->packed + (gate * s->wide + from) * s->hidden;
     const tshi_matmul_slivers b = {at, kernel->nr, kernel->nr * s->hidden, TSHI_GEMM_REALS};
     const char *const line = (const char *)at;
     tshi_gemm_walk none = {line, line, line, 0, 0, 0}; /* nothing more to prefetch */
@@ -138,7 +142,7 @@ static void tshi_recurrent_product(const tshi_sequence *s, tshi_matmul_strips a,
                       tshi_gemm_matrix(c + from, row, 1), all, &none);
 }
 
-/* Runs fn for all units, which the rank's threads divide among them. */
+/* Runs fn for all units of this rank; threads divide the units among them. */
 static void tshi_recurrent_team(tshi_sequence *s, tshi_team_fn fn) {
     enum { MIN_WORK = 1 << 18 }; /* least number of multiply-adds per thread */
     const int nr = s->ctx->gemm_kernel->nr;
@@ -147,7 +151,7 @@ static void tshi_recurrent_team(tshi_sequence *s, tshi_team_fn fn) {
     if (s->units && s->batch) tshi_team_run(s->ctx, pieces, s->units, nr, fn, s);
 }
 
-/* Returns the operands of the cell at time step k for units [from, to). */
+/* Returns the operands of the LSTM or GRU cell at time step k for units [from, to). */
 static tshi_cell tshi_recurrent_cell(const tshi_sequence *s, int64_t k, int64_t from, int64_t to) {
     const int64_t row = tshi_recurrent_row(s, k), at = row * s->units + from;
     const tsh_real *values = s->how.kind->lstm ? s->cells : s->h;
@@ -179,7 +183,7 @@ static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) 
     tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
     tshi_matrix h = tshi_gemm_matrix(s->whole, s->hidden, 1); /* h', shape (batch, hidden) */
     tshi_matmul_strips strips = {NULL, 0, 0, 0};
-    const int known = s->k > 0 || s->h0; /* 0: h' is 0 */
+    const int known = s->k > 0 || s->h0; /* 0: h', of the step before, is 0 */
     if (!s->how.cut && s->k > 0)
         h = tshi_gemm_matrix(s->h + tshi_recurrent_row(s, s->k - 1) * s->units,
                              s->along_b * s->units, 1);
@@ -197,8 +201,8 @@ static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) 
     s->how.kind->step[s->ctx->isa](s->batch, NULL, &cell);
 }
 
-/* Copies this rank's units of a time step, rows `from` of length n that are `step` apart, to
- * s->own, and gathers those of all ranks. planes: blocks in a row. */
+/* Copies this rank's numbers of a time step to s->own, and all-gathers them to s->whole. For each
+ * sample, `from` has `planes` blocks of one number per unit; samples are `step` apart. */
 static void tshi_recurrent_share(const tshi_sequence *s, const tsh_real *from, int64_t step,
                                  int64_t planes) {
     const int64_t n = planes * s->units;
@@ -219,7 +223,7 @@ static void tshi_recurrent_steps(tshi_sequence *s) {
     }
 }
 
-/* Returns t, dense values or gradients, as a matrix. */
+/* Returns `data`, the values of t, as a matrix with a row per row of t. */
 static tshi_matrix tshi_recurrent_matrix(const tsh_tensor *t, void *data, tsh_dtype dtype) {
     int64_t rows, step;
     (void)tshi_kernel_rows(t, &rows, &step);
@@ -227,7 +231,7 @@ static tshi_matrix tshi_recurrent_matrix(const tsh_tensor *t, void *data, tsh_dt
 }
 
 /* Computes the part of the gates that does not depend on the recurrence, W_ih x and the biases, for
- * all rows in one product; packs W_hh. bias: scratch, shape (gates, units). */
+ * all rows in one product; packs W_hh. bias: scratch, shape (TSHI_CELL_PLANES, units). */
 static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_real *bias) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     const int gates = s->how.kind->gates;
@@ -238,7 +242,8 @@ static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_r
                                                    tshi_tensor_at(in[TSHI_RECURRENT_W_HH]),
                                                    in[TSHI_RECURRENT_W_HH]->dtype);
     for (int64_t i = 0; i < n; i++) {
-        const int apart = !s->how.kind->lstm && i >= 2 * s->units; /* b_hh is added later */
+        /* 1: gate u of a GRU, whose b_hh is added later */
+        const int apart = !s->how.kind->lstm && i >= 2 * s->units;
         double sum = 0;
         for (int k = 0; k < 2; k++)
             if (b[k] && !(k && apart)) sum += tshi_dtype_get(b[k]->dtype, tshi_tensor_at(b[k]), i);
@@ -268,7 +273,7 @@ static void tshi_recurrent_last(const tshi_sequence *s, const tsh_real *values, 
     tshi_kernel_output_done(out, unrounded);
 }
 
-/* Sets the units of each rank in s->counts. */
+/* Sets s->counts to the number of units of each rank; layout: that of the output h. */
 static void tshi_recurrent_counts(const tshi_sequence *s, const tsh_layout *layout) {
     for (int r = 0; r < s->ctx->tp.size; r++)
         s->counts[r] = tshi_layout_own(layout, s->hidden, &s->ctx->deal, r, NULL);
@@ -314,7 +319,7 @@ static tshi_block *tshi_recurrent_forward(const tshi_recurrent *how, tsh_tensor 
 static void tshi_recurrent_through(const tshi_sequence *s, int piece, int64_t k, int64_t from,
                                    int64_t to) {
     const tshi_cell_kind *kind = s->how.kind;
-    const int64_t n = TSHI_CELL_PLANES * s->hidden; /* numbers of a sample */
+    const int64_t n = TSHI_CELL_PLANES * s->hidden; /* gates per sample, of all ranks */
     const tshi_matrix d = s->how.cut ? tshi_gemm_matrix(s->whole, n, 1)
                                      : tshi_gemm_matrix(s->gates + tshi_recurrent_row(s, k) * n,
                                                         s->along_b * n, 1);
@@ -324,7 +329,7 @@ static void tshi_recurrent_through(const tshi_sequence *s, int piece, int64_t k,
             g > 0, s->sum, s->wide, from, to);
 }
 
-/* A tshi_team_fn: the gradients of the gates of time step s->k, of units [from, to). */
+/* A tshi_team_fn: computes the gradients of the gates of time step s->k for units [from, to). */
 static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t to) {
     const tshi_sequence *s = (const tshi_sequence *)job;
     tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
@@ -345,7 +350,7 @@ static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t
     s->how.kind->back[s->ctx->isa](s->batch, NULL, &cell);
 }
 
-/* A tshi_team_fn: the gradient of h0, in s->sum. */
+/* A tshi_team_fn: computes the gradient of h0 for units [from, to), in s->sum. */
 static void tshi_recurrent_first_back(void *job, int piece, int64_t from, int64_t to) {
     const tshi_sequence *s = (const tshi_sequence *)job;
     tshi_recurrent_through(s, piece, 0, from, to);
@@ -353,8 +358,8 @@ static void tshi_recurrent_first_back(void *job, int piece, int64_t from, int64_
         for (int64_t u = from; u < to; u++) s->sum[b * s->wide + u] += s->carry[b * s->units + u];
 }
 
-/* Replaces the gates of all time steps by the gradients of their arguments. first 1: also computes
- * the gradient of h0, in s->sum. */
+/* Replaces the gates of all time steps by the gradients of their arguments, what sigmoid or tanh is
+ * applied to. first 1: also computes the gradient of h0, in s->sum. */
 static void tshi_recurrent_steps_back(tshi_sequence *s, int first) {
     const int64_t n = TSHI_CELL_PLANES * s->units;
     for (s->k = s->steps - 1; s->k >= 0 && s->ctx->error.code == TSH_OK; s->k--) {
@@ -367,8 +372,8 @@ static void tshi_recurrent_steps_back(tshi_sequence *s, int first) {
     if (first && s->ctx->error.code == TSH_OK) tshi_recurrent_team(s, tshi_recurrent_first_back);
 }
 
-/* Packs W_hh for backward: of each gate, this rank's columns. Where the units are sharded, gathers
- * all rows of W_hh first. */
+/* Packs W_hh for backward: for each gate, the columns of this rank's units, which begin at column
+ * `start`. w: all rows of W_hh, those of other ranks too. */
 static void tshi_recurrent_pack_back(const tshi_sequence *s, tshi_matrix w, int64_t start) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     const int64_t nr = kernel->nr;
@@ -379,8 +384,8 @@ static void tshi_recurrent_pack_back(const tshi_sequence *s, tshi_matrix w, int6
     }
 }
 
-/* Gathers blocks of `each` numbers per unit of this rank into a new block, with those of all ranks.
- * NULL: an error. */
+/* All-gathers `blocks` blocks, which have `each` numbers per unit of this rank at `own`, to a new
+ * block, with those of the units of all ranks. NULL: no memory. */
 static tshi_block *tshi_recurrent_all(const tshi_sequence *s, const tsh_real *own, int64_t blocks,
                                       int64_t each) {
     const size_t ranks = (size_t)s->ctx->tp.size;
@@ -400,7 +405,8 @@ static tshi_block *tshi_recurrent_all(const tshi_sequence *s, const tsh_real *ow
     return all;
 }
 
-/* Prepares W_hh for backward. Returns 0 after an error. */
+/* Packs W_hh for backward; where the units are sharded, all-gathers its rows first. Returns 0 after
+ * an error. */
 static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *node,
                                        const tsh_layout *layout) {
     const tsh_tensor *w = node->in[TSHI_RECURRENT_W_HH];
@@ -423,7 +429,7 @@ static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *
     return s->ctx->error.code == TSH_OK;
 }
 
-/* Returns a new block with h' of every row: h of the step before, or h0; of all units. NULL: no
+/* Returns a new block with h' of every row, for all units: h of the step before, or h0. NULL: no
  * memory. */
 static tshi_block *tshi_recurrent_before(const tshi_sequence *s) {
     const int64_t rows = s->steps * s->batch;
@@ -436,7 +442,7 @@ static tshi_block *tshi_recurrent_before(const tshi_sequence *s) {
             tsh_real *to = (tsh_real *)tshi_mem_data(block) +
                            (tshi_recurrent_row(s, k) + b * s->along_b) * s->units;
             const int64_t row = k ? tshi_recurrent_row(s, k - 1) + b * s->along_b : b;
-            const tsh_real *from = k ? s->h : s->h0; /* NULL: 0 */
+            const tsh_real *from = k ? s->h : s->h0; /* NULL: h0 is 0 */
             if (from)
                 memcpy(to, from + row * s->units, bytes);
             else
@@ -477,7 +483,8 @@ static void tshi_recurrent_biases_back(const tshi_sequence *s, tshi_node *node) 
     tshi_mem_release(s->ctx, block);
 }
 
-/* Adds the gradient of W_hh: one product for each run of gates whose planes are adjacent. */
+/* Adds the gradient of W_hh, by one product for each run of gates whose planes are adjacent. d: the
+ * gradients of the gates. */
 static void tshi_recurrent_hidden_back(const tshi_sequence *s, tshi_node *node, tshi_matrix d) {
     const tshi_cell_kind *kind = s->how.kind;
     tshi_block *before;
@@ -509,7 +516,7 @@ static void tshi_recurrent_inputs_back(const tshi_sequence *s, tshi_node *node) 
             s->ctx, rows, s->in, n, 1, d,
             tshi_recurrent_matrix(w, tshi_tape_saved(node, TSHI_RECURRENT_W_IH), w->dtype),
             TSHI_R(dest.add), tshi_gemm_matrix(dest.data, mx.row, mx.column));
-    tshi_tape_input_done(node, TSHI_RECURRENT_X); /* all-reduced during what follows */
+    tshi_tape_input_done(node, TSHI_RECURRENT_X); /* dx may be all-reduced meanwhile */
     if (tshi_tape_dest(node, TSHI_RECURRENT_W_IH, &dest))
         tshi_matmul_gemm(s->ctx, n, s->in, rows, 1, tshi_gemm_transposed(d), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
@@ -522,7 +529,7 @@ static const tsh_real *tshi_recurrent_grad(const tsh_tensor *out) {
     return out->gr.live ? (const tsh_real *)tshi_mem_data(out->gr.block) : NULL;
 }
 
-/* Backward. The gates and c that forward kept, in the node's aux, are overwritten. */
+/* Backward of tsh_lstm and tsh_gru. Overwrites the gates that forward kept in the node's aux. */
 static void tshi_recurrent_backward(tshi_node *node) {
     const tshi_recurrent *how = (const tshi_recurrent *)node->params;
     tsh_tensor *h0 = node->in[TSHI_RECURRENT_H0], *c0 = node->in[TSHI_RECURRENT_C0];

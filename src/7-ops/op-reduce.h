@@ -33,7 +33,7 @@ typedef struct tshi_reduction {
  * dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
-    /* -1: all dimensions, or x has no dimension `dim` */
+    /* the dimension to reduce; -1: all, or x has no dimension `dim` */
     const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
     /* 1: x has no dimensions, and dim is 0 or -1: treated as all */
     const int scalar = tshi_tensor_scalar_axis(x, dim);
@@ -154,7 +154,7 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     /* divides by the global length, also if x is sharded along it */
     if (mean) r.params.c = 1.0 / (double)r.length;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
-    sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
+    sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* memory of out, or scratch */
     if (!sums) return NULL;
     tshi_reduce_sums(x, out, &r, sums);
     tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
@@ -210,8 +210,8 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
  * The first index of the largest or smallest value of each row, or that of the first NaN. Comments
  * speak of the maximum; a minimum is the maximum of the values times -1. */
 
-/* Finds the index of each row's maximum; least 1: minimum. Operands: the index, x, the maximum
- * (NULL: not needed). Only the part of 256 values that has the maximum is searched for the
+/* Finds the index of each row's maximum or, if least is 1, minimum. Operands: the index, x, the
+ * maximum (NULL: not needed). Only the part of 256 values that has the maximum is searched for the
  * index. */
 TSHI_INLINE void tshi_reduce_extreme(int64_t rows, const tshi_operand *operand,
                                      const tshi_reduce_params *p, int least) {
@@ -272,7 +272,7 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     }
 }
 
-/* What tshi_reduce_max returns. */
+/* What tshi_reduce_max returns for each row. */
 typedef enum tshi_largest {
     TSHI_LARGEST_VALUE,
     TSHI_LARGEST_PLACE,
@@ -303,7 +303,7 @@ static const tshi_extreme tshi_reduce_greedy_row = {
 
 /* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
-    double value;  /* times -1 if the smallest value is sought */
+    double value;  /* the value; times -1 if the smallest is sought */
     int64_t place; /* global index of the value along the row; -1: the shard is empty */
 } tshi_best;
 

@@ -18,8 +18,8 @@ typedef struct tshi_rope {
     int64_t gap_x, gap_y; /* gap as elements of x's memory, and of y's memory */
 } tshi_rope;
 
-/* Rotates n pairs (a, b). Operands: y and x, each from the first pair's a on, and the table of one
- * position: `pairs` cosines, then `pairs` sines. */
+/* Kernel: rotates n pairs (a, b). Operands: y and x, each from the first pair's a on, and the table
+ * of one position: `pairs` cosines, then `pairs` sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
     /* y and x point to the first element (a) of the first pair (a, b) */

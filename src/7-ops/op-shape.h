@@ -9,7 +9,8 @@
 
 /* -- squeeze, unsqueeze, stack ----------------------------------------------- */
 
-/* Returns the dimension of a tensor of ndim + 1 dimensions that dim names; -1: there is none. */
+/* Returns the index that dim (negative: from the end) gives to a dimension that is added to ndim
+ * others; -1: there is none. */
 static int tshi_shape_place(int ndim, int dim) {
     const int at = dim < 0 ? dim + ndim + 1 : dim;
     return at >= 0 && at <= ndim ? at : -1;
@@ -70,7 +71,8 @@ TSH_API tsh_tensor *tsh_unsqueeze(tsh_tensor *x, int dim) {
     return out;
 }
 
-/* Returns 1 if part i can be stacked on part 0; else 0 and an error. */
+/* Returns 1 if part i can be stacked on part 0: it has the same shape and layout, and a dtype that
+ * can be converted; else 0 and an error. */
 static int tshi_shape_stacks(tsh_tensor *const *parts, int i) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
@@ -92,7 +94,7 @@ static int tshi_shape_stacks(tsh_tensor *const *parts, int i) {
 }
 
 TSH_API tsh_tensor *tsh_stack(tsh_tensor *const *parts, int n, int dim) {
-    enum { MOST = 30 }; /* as in tsh_concat */
+    enum { MOST = 30 }; /* most parts, as in tsh_concat */
     tsh_ctx *ctx = n > 0 && parts ? tshi_tensor_check("tsh_stack", "parts[]", parts, n) : NULL;
     tsh_tensor *row[MOST];
     int i, at;
@@ -113,7 +115,8 @@ TSH_API tsh_tensor *tsh_stack(tsh_tensor *const *parts, int n, int dim) {
 
 /* -- expand, tile, repeat_interleave ------------------------------------------ */
 
-/* Adds the gradient of the output to that of x, summed over repeated elements. */
+/* Backward of expand, tile and repeat_interleave: adds the gradient of the output to that of x,
+ * summed over repeated elements. */
 static void tshi_shape_expand_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tshi_loop loop;
@@ -143,7 +146,8 @@ static tsh_tensor *tshi_shape_expanded(const tshi_op *op, tsh_tensor *x, tsh_sha
     }
     for (d = 0; d < moves.skip && fits; d++) fits = shape.dim[d] >= 0;
     if (!fits) {
-        if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS) shape.ndim = 0; /* for the text */
+        /* an invalid ndim: the error's text gets no sizes */
+        if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS) shape.ndim = 0;
         return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
                                "%s: %s does not broadcast to %s; counted from the last one, sizes "
                                "are equal, 1 in x, or -1: tsh_reshape",
@@ -184,12 +188,12 @@ static tsh_tensor *tshi_shape_repeated(const tshi_op *op, tsh_tensor *x, int d, 
     shape.dim[whole ? d : d + 1] = r;
     row = tshi_shape_expanded(op, row, shape);
     if (!row) return NULL;
-    merged.dim[d] *= r; /* no overflow: the elements of row were counted */
+    merged.dim[d] *= r; /* no overflow: row has as many elements */
     return tsh_reshape(row, merged);
 }
 
-/* Returns 1 if x can be repeated r times along dimension d; else 0 and an error. merges: 1 if the
- * layout allows it also along the sharded dimension. */
+/* Returns 1 if x can be repeated r times along dimension d; else 0 and an error. merges 1: this may
+ * be the sharded dimension, unless r is 0. */
 static int tshi_shape_repeats(const char *op, const tsh_tensor *x, int d, int64_t r, int merges) {
     const int cut = x->layout.kind == TSH_SHARDED && x->layout.dim == d;
     char text[TSHI_TEXT_SIZE];
@@ -242,7 +246,8 @@ TSH_API tsh_tensor *tsh_repeat_interleave(tsh_tensor *x, int64_t repeats, int di
 
 /* -- slice_step ----------------------------------------------------------------- */
 
-/* Returns a bound of a Python slice of n elements: negative ones count from the end; clamped. */
+/* Returns bound `at` of a Python slice of n elements as an index in [0, n]: a negative one counts
+ * from the end. */
 static int64_t tshi_shape_bound(int64_t at, int64_t n) {
     if (at < 0) at = at < -n ? 0 : at + n;
     return tshi_base_min(at, n);

@@ -5,8 +5,8 @@
 /* ========================================================================== */
 
 /* Every op here finds indices, row by row, and then gathers the values by them: so gradients go
- * where tsh_gather sends them. Rows are dense, along the axis; threads share them. A row is sorted
- * by keys, unsigned integers that are smaller for elements that come earlier. */
+ * where tsh_gather sends them. A row is the elements along the axis, dense; threads divide the rows
+ * among them. It is sorted by keys: unsigned integers, smaller for elements that come earlier. */
 
 /* An element of a row. */
 typedef struct tshi_sort_item {
@@ -14,17 +14,18 @@ typedef struct tshi_sort_item {
     int64_t index;
 } tshi_sort_item;
 
-/* The parameters of the kernel, whose operands are the indices, rows of k; the values, rows of n;
- * and scratch for items. */
+/* Parameters of the kernel tshi_sort_rows. Its operands are the indices, k per row; the values, n
+ * per row; and scratch for items. */
 typedef struct tshi_sort_params {
     int64_t n, k;
-    uint64_t flip; /* is xored to keys: 0 sorts upwards, all ones downwards */
-    int few;       /* 1: most of a row, of tsh_real, is not needed: tshi_sort_first */
+    uint64_t flip; /* is XORed to keys: 0 sorts in ascending order, all ones descending */
+    int few;       /* 1: few of many tsh_real are needed: selects with tshi_sort_first */
 } tshi_sort_params;
 
 /* -- keys -------------------------------------------------------------------------- */
 
-/* Returns the key of a value: ascending, with NaN last. It has as many bits as a tsh_real. */
+/* Returns the key of a value, with as many bits as a tsh_real: keys ascend as values do, and NaN
+ * has the largest. */
 TSHI_INLINE uint64_t tshi_sort_key(tsh_real value) {
     const tsh_real x = value + 0; /* -0 becomes 0 */
     uint64_t wide;
@@ -38,12 +39,12 @@ TSHI_INLINE uint64_t tshi_sort_key(tsh_real value) {
     return x != x ? UINT32_MAX : bits ^ ((0u - (bits >> 31)) | (uint32_t)1 << 31);
 }
 
-/* Returns the bits in which keys of tsh_real may differ. */
+/* Returns a mask of the bits that the key of a tsh_real has. */
 static uint64_t tshi_sort_mask(void) {
     return TSHI_DOUBLE ? UINT64_MAX : UINT32_MAX;
 }
 
-/* Fills in the items of a whole row. */
+/* Fills in the items, key and index, of all elements of a row. */
 static void tshi_sort_fill(const tshi_operand *row, const tshi_sort_params *p,
                            tshi_sort_item *item) {
     const int reals = row->dtype == TSH_REAL;
@@ -63,7 +64,7 @@ static void tshi_sort_fill(const tshi_operand *row, const tshi_sort_params *p,
 
 /* -- sorting items -------------------------------------------------------------------- */
 
-/* Returns 1 if a comes before b: of equal keys, the lower index does. */
+/* Returns 1 if a comes before b: it has the lower key, or an equal key and the lower index. */
 TSHI_INLINE int tshi_sort_before(const tshi_sort_item *a, const tshi_sort_item *b) {
     return a->key < b->key || (a->key == b->key && a->index < b->index);
 }
@@ -91,7 +92,7 @@ static void tshi_sort_merge(const tshi_sort_item *item, int64_t middle, int64_t 
 /* Sorts n items by merging ever longer runs. Returns the sorted items: `item` or `other`, which has
  * space for n, too. */
 static tshi_sort_item *tshi_sort_runs(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
-    enum { RUN = 12 }; /* runs that are sorted by insertion */
+    enum { RUN = 12 }; /* length of runs that are sorted by insertion */
     int64_t at, run;
     for (at = 0; at < n; at += RUN) tshi_sort_insert(item + at, tshi_base_min(RUN, n - at));
     for (run = RUN; run < n; run *= 2) {
@@ -131,14 +132,16 @@ static tshi_sort_item *tshi_sort_bytes(tshi_sort_item *item, int64_t n, tshi_sor
     return item;
 }
 
-/* Sorts n items in the order of their indices; returns `item` or `other`. */
+/* Sorts n items, which are given in the order of their indices. Returns the sorted items: `item` or
+ * `other`, which has space for n, too. */
 static tshi_sort_item *tshi_sort_items(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
     return n < 512 ? tshi_sort_runs(item, n, other) : tshi_sort_bytes(item, n, other);
 }
 
 /* -- topk: the k first of a row ------------------------------------------------- */
 
-/* Moves the k first of n items to the front, in any order: quickselect (Hoare 1961). 0 < k < n. */
+/* Moves the k of n items that come first when sorted to the front, in any order, by quickselect
+ * (Hoare 1961). 0 < k < n. */
 static void tshi_sort_select(tshi_sort_item *item, int64_t n, int64_t k) {
     int64_t low = 0, high = n - 1; /* the k-th item is in [low, high] */
     while (low < high) {
@@ -167,15 +170,15 @@ static void tshi_sort_select(tshi_sort_item *item, int64_t n, int64_t k) {
     }
 }
 
-/* The items that may be among the k first of a row, while it is read. */
+/* Candidates for the k items of a row that come first, while the row is read. */
 typedef struct tshi_sort_best {
-    tshi_sort_item *item; /* `count` items, of at most `size` */
+    tshi_sort_item *item; /* the candidates: `count`, at most `size` */
     int64_t count, size, k;
     uint64_t limit; /* once `full`: the key of the k-th item so far; others must be below it */
     int full;
 } tshi_sort_best;
 
-/* Drops all candidates but the k that come first. Returns the place in its row of the last of
+/* Drops all candidates but the k that come first. Returns the index in the row of the last of
  * these. */
 static int64_t tshi_sort_shrink(tshi_sort_best *best) {
     int64_t i, last = 0;
@@ -190,21 +193,22 @@ static int64_t tshi_sort_shrink(tshi_sort_best *best) {
 
 enum { TSHI_SORT_BLOCK = 64, TSHI_SORT_SPARE = 64 }; /* SPARE: items beyond 2 k in tshi_sort_best */
 
-/* Returns 1 if one of a block of values may come before `bound`, whose sign is that of the order: 1
- * if larger values come first, -1 if smaller ones do. NaN always may. */
+/* Returns 1 if one of a block of values may come before the k-th so far. bound: the k-th value
+ * times sign; sign: 1 if larger values come first, -1 if smaller ones do. NaN always may. */
 TSHI_INLINE int tshi_sort_may(const tsh_real *x, tsh_real sign, tsh_real bound) {
     int i, any = 0;
     for (i = 0; i < TSHI_SORT_BLOCK; i++) any |= !(x[i] * sign <= bound);
     return any;
 }
 
-/* Finds the k first of a row of tsh_real. Values are compared with the k-th first so far, a block
- * at a time; only a block that has a better one is looked at. item: space for 2 k + SPARE items. */
+/* Finds the k elements of a row of tsh_real that come first when sorted; they become the first k
+ * items, in any order. Blocks of values that all come after the k-th so far are skipped. item:
+ * space for 2 k + SPARE items. */
 TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
                                  tshi_sort_item *item) {
     const uint64_t flip = p->flip & tshi_sort_mask();
     const tsh_real sign = p->flip ? TSHI_R(1) : TSHI_R(-1);
-    tsh_real bound = 0; /* the k-th first value so far, times sign */
+    tsh_real bound = 0; /* the k-th value in sorted order so far, times sign */
     tshi_sort_best best;
     int64_t e, i, end;
     best.item = item;
@@ -220,7 +224,7 @@ TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
             if (best.full && x[i] * sign <= bound) continue;
             next.key = tshi_sort_key(x[i]) ^ flip;
             next.index = i;
-            if (best.full && next.key >= best.limit) continue; /* an equal one comes later */
+            if (best.full && next.key >= best.limit) continue; /* an equal key: the earlier stays */
             best.item[best.count++] = next;
             if (best.count == best.size) bound = x[tshi_sort_shrink(&best)] * sign;
         }
@@ -228,7 +232,7 @@ TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
     (void)tshi_sort_shrink(&best);
 }
 
-/* Writes the indices of the k first elements of each row, in order. */
+/* Writes, for each row, the indices of the k elements that come first, in sorted order. */
 TSHI_INLINE void tshi_sort_rows_body(int64_t rows, const tshi_operand *operand,
                                      const tshi_sort_params *p) {
     int64_t *index = (int64_t *)operand[0].data, i;
@@ -250,7 +254,8 @@ TSHI_KERNEL(tshi_sort_rows, tshi_sort_params);
 
 /* -- the ops ------------------------------------------------------------------------------ */
 
-/* Fills `out`, of TSH_I64, with the indices along the axis of the first elements of x's rows. */
+/* Writes to `out`, of TSH_I64, for each row of x along the axis, the indices of the p->k elements
+ * that come first. */
 static void tshi_sort_indices(const tsh_tensor *x, int axis, const tshi_sort_params *p,
                               const tsh_tensor *out) {
     enum { WORDS = (int)(sizeof(tshi_sort_item) / sizeof(int64_t)) };
@@ -260,7 +265,7 @@ static void tshi_sort_indices(const tsh_tensor *x, int axis, const tshi_sort_par
     const int64_t count = p->n && p->k ? tsh_local_numel(x) / p->n : 0;
     const int64_t items = 2 * (p->few ? p->k + TSHI_SORT_SPARE / 2 : p->n);
     tshi_rows rows = tshi_kernel_rows_job(tshi_sort_rows[ctx->isa], count, p);
-    tshi_block *block[3] = {NULL, NULL, NULL}; /* a dense copy of x; indices; items */
+    tshi_block *block[3] = {NULL, NULL, NULL}; /* memory: dense x; indices; items */
     const int pieces = tshi_kernel_parts(ctx, count, p->n);
     int i;
     if (!count) return;
@@ -281,13 +286,14 @@ static void tshi_sort_indices(const tsh_tensor *x, int axis, const tshi_sort_par
     for (i = 0; i < 3; i++) tshi_mem_release(ctx, block[i]);
 }
 
-/* An op of this room: how its layout is checked, and how its values are recorded. */
+/* The two ops of a public function: `whole` checks x's layout, and records indices; `gather`
+ * records the values, through which gradients go to x. */
 typedef struct tshi_sort_ops {
     tshi_op whole, gather;
 } tshi_sort_ops;
 
-/* Returns the indices of the k first elements of x along the axis (k < 0: of all); NULL after an
- * error. */
+/* Returns the indices of the k elements of each row of x along the axis that come first (k < 0: of
+ * all, sorted); NULL after an error. */
 static tsh_tensor *tshi_sort_order(const tshi_op *op, tsh_tensor *x, int axis, int64_t k,
                                    int descending) {
     const tshi_rule_axis along = {axis, 1};

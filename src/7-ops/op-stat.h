@@ -7,13 +7,13 @@
 /* A statistic of each row of x (see "rows" in >>op-reduce) is computed in three steps. A kernel
  * sums up the row in a tshi_part. If x is sharded along the row, one all-gather exchanges the parts
  * of all ranks, and `join` joins them in the order of ranks: so each rank has the same bits.
- * `finish` makes the result of the part, and two numbers for backward, with which
+ * `finish` computes the result from the joined part, and two numbers for backward, with which
  *
  *     dx = f(x, g scale, centre),   e.g. dx = g scale (x - centre) for var
  *
  * where g is the gradient of the row's result. A kind of statistic is one tshi_stat. */
 
-/* What is known about some elements of a row. */
+/* The partial result of a statistic over some elements of a row, such as those on one rank. */
 typedef struct tshi_part {
     double n;    /* number of elements; 0: a and b mean nothing */
     double a, b; /* logsumexp: max x, sum e^(x - max); var: mean, sum (x - mean)^2; p-norm: sum
@@ -21,16 +21,16 @@ typedef struct tshi_part {
                   * have this maximum */
 } tshi_part;
 
-/* What is computed from the whole row's part. */
+/* What `finish` computes from the part that covers a whole row. */
 typedef struct tshi_stat_result {
-    double value;         /* the result */
-    double centre, scale; /* for backward, see above */
+    double value;         /* the statistic of the row */
+    double centre, scale; /* for backward: see the formula of dx */
 } tshi_stat_result;
 
 typedef struct tshi_stat {
     tshi_op op; /* the first field, because backward casts node->op to tshi_stat */
     const tshi_kernel_fn *forward, *backward; /* tables of kernels, one per instruction set */
-    /* joins `more`, which has elements, to `part`, which has some, too; n is added by the caller */
+    /* joins `more` to `part`; both have at least one element. The caller adds more->n to part->n */
     void (*join)(tshi_part *part, const tshi_part *more);
     void (*finish)(const tshi_part *part, const tshi_reduce_params *p, tshi_stat_result *result);
 } tshi_stat;
@@ -50,7 +50,7 @@ typedef struct tshi_stat {
     }                                                                                              \
     TSHI_KERNEL_AVX2(name, tshi_reduce_params)
 
-enum { TSHI_STAT_CHUNK = 4096 }; /* sums of so many values are in tsh_real, their sum in double */
+enum { TSHI_STAT_CHUNK = 4096 }; /* values summed in tsh_real; their sums are added in double */
 
 /* -- logsumexp: y = m + log sum e^(x - m), m = max x; dx = dy e^(x - y) ---------- */
 
@@ -66,7 +66,8 @@ TSHI_STAT_KERNEL(tshi_stat_logsumexp, tshi_stat_exps);
 static void tshi_stat_join_exps(tshi_part *part, const tshi_part *more) {
     const double own = part->a;
     part->a = own > more->a || own != own ? own : more->a;
-    /* a maximum of -infinity comes with the sum 0, and a finite one makes its factor 0 */
+    /* a part whose maximum is -infinity adds 0: its sum is 0, and so is its factor, if part->a is
+     * finite */
     if (part->a - part->a == 0)
         part->b = part->b * exp(own - part->a) + more->b * exp(more->a - part->a);
 }
@@ -74,7 +75,7 @@ static void tshi_stat_join_exps(tshi_part *part, const tshi_part *more) {
 static void tshi_stat_finish_exps(const tshi_part *part, const tshi_reduce_params *p,
                                   tshi_stat_result *result) {
     (void)p;
-    result->value = -(double)INFINITY; /* of no elements: log 0 */
+    result->value = -(double)INFINITY; /* log 0, if there are no elements */
     if (part->n > 0) result->value = part->a - part->a == 0 ? part->a + log(part->b) : part->a;
     result->centre = result->value;
     result->scale = 1;
@@ -111,22 +112,22 @@ TSHI_INLINE void tshi_stat_moments(const tsh_real *x, int64_t n, const tshi_redu
     for (i = 0; i + TSHI_BLOCK <= n; i += TSHI_BLOCK)
         tshi_stat_moments_step(lane, x + i, TSHI_BLOCK, mean);
     tshi_stat_moments_step(lane, x + i, (int)(n - i), mean);
-    for (k = 1; k < TSHI_BLOCK; k++) { /* in a fixed order */
+    for (k = 1; k < TSHI_BLOCK; k++) { /* adds up the lanes in order */
         lane[0] += lane[k];
         lane[TSHI_BLOCK] += lane[TSHI_BLOCK + k];
     }
     part->a += lane[0] / (double)n;
     part->b = lane[TSHI_BLOCK] - lane[0] * lane[0] / (double)n;
-    if (part->b < 0) part->b = 0; /* only by rounding */
+    if (part->b < 0) part->b = 0; /* below 0 only by rounding */
 }
 TSHI_STAT_KERNEL(tshi_stat_var, tshi_stat_moments);
 
-/* Joins means and sums of squares (Chan, Golub & LeVeque 1983). */
+/* Joins means, and sums of squared distances from them (Chan, Golub & LeVeque 1983). */
 static void tshi_stat_join_moments(tshi_part *part, const tshi_part *more) {
     const double n = part->n + more->n, apart = more->a - part->a;
     if (apart - apart == 0)
         part->a += apart * (more->n / n);
-    else /* an infinite mean, or NaN; -infinity and -infinity is -infinity */
+    else /* a mean is infinite or NaN; twice -infinity gives -infinity */
         part->a = part->a * (part->n / n) + more->a * (more->n / n);
     part->b += more->b + apart * apart * (part->n * more->n / n);
 }
@@ -136,7 +137,8 @@ static void tshi_stat_finish_var(const tshi_part *part, const tshi_reduce_params
     const double freedom = part->n - p->c; /* p->c: the correction */
     result->value = part->n > 0 ? part->b / (freedom > 0 ? freedom : 0) : (double)NAN;
     result->centre = part->a;
-    /* As torch: over all elements, no freedom makes each gradient infinite or NaN. */
+    /* As in torch: if all elements are reduced, freedom <= 0 makes each gradient infinite or
+     * NaN. */
     result->scale = freedom <= 0 && p->axis < 0 ? (double)INFINITY : 2 / freedom;
 }
 
@@ -152,13 +154,13 @@ static void tshi_stat_finish_std(const tshi_part *part, const tshi_reduce_params
 /* -- norm: y = (sum |x|^p)^(1/p); dx = dy sign(x) (|x| / y)^(p - 1) --------------
  * 0 at x = 0. For p = 0, y is the number of elements that are not 0, without a gradient. */
 
-/* Defines the kernel that sums F(v) over the row, where v is an element; `rest` is a value for
- * which F is 0. */
+/* Defines the kernel that sums F(v) over the elements v of a row; `rest` is a value for which F is
+ * 0, with which the last block is filled up. */
 #define TSHI_STAT_SUM(name, rest, F)                                                               \
     TSHI_INLINE void tshi_stat_add_##name(tsh_real *lane, const tsh_real *x, tsh_real c) {         \
         tsh_real term[TSHI_BLOCK];                                                                 \
         int i;                                                                                     \
-        (void)c; /* only a general p needs it */                                                   \
+        (void)c; /* only a general p reads it */                                                   \
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                              \
             const tsh_real v = x[i];                                                               \
             term[i] = F;                                                                           \
@@ -190,7 +192,8 @@ TSHI_STAT_SUM(two, 0, v *v)
 TSHI_STAT_SUM(any, p->c < 0 ? TSHI_R(INFINITY) : TSHI_R(0), tshi_math_pow(tshi_math_abs(v), c))
 #undef TSHI_STAT_SUM
 
-/* Finds the largest |x|, or the largest -|x| if p is negative, and how many elements have it. */
+/* Finds the largest |x| of a row, or the largest -|x| if p is negative, and how many elements have
+ * it. */
 TSHI_INLINE void tshi_stat_largest(const tsh_real *x, int64_t n, const tshi_reduce_params *p,
                                    tshi_part *part, int fused) {
     enum { PART = 256 };
@@ -229,7 +232,7 @@ static void tshi_stat_join_largest(tshi_part *part, const tshi_part *more) {
     }
 }
 
-/* For p 0 and 1. */
+/* Finishes the p-norms for p = 0 and p = 1: the norm is the sum itself. */
 static void tshi_stat_finish_plain(const tshi_part *part, const tshi_reduce_params *p,
                                    tshi_stat_result *result) {
     (void)p;
@@ -237,7 +240,7 @@ static void tshi_stat_finish_plain(const tshi_part *part, const tshi_reduce_para
     result->scale = 1;
 }
 
-/* For p 2: dx = dy x / y, 0 if y is 0. */
+/* Finishes the 2-norm y, the root of the sum of squares: dx = dy x / y, 0 if y is 0. */
 static void tshi_stat_finish_two(const tshi_part *part, const tshi_reduce_params *p,
                                  tshi_stat_result *result) {
     (void)p;
@@ -255,13 +258,13 @@ static void tshi_stat_finish_largest(const tshi_part *part, const tshi_reduce_pa
                                      tshi_stat_result *result) {
     (void)p;
     result->value = result->centre = fabs(part->a);
-    result->scale = 1 / part->b; /* elements that have the maximum share the gradient */
+    result->scale = 1 / part->b; /* all elements with the maximum share the gradient */
 }
 
 /* -- backward ------------------------------------------------------------------ */
 
 /* Kernels: dx = f(x, g, s), where g is the gradient of the row's result times its scale, and s the
- * row's centre. c is p - 1 of a norm. */
+ * row's centre. c is p - 1 for a p-norm. */
 #define TSHI_STAT_BACKWARD(name, F)                                                                \
     TSHI_MAP_KERNEL(tshi_stat_##name##_dx, tshi_backward_params, p->c, p->add, 3, x, g, s, F)
 TSHI_STAT_BACKWARD(logsumexp, g *tshi_math_exp(x - s, fused))
@@ -314,8 +317,8 @@ static void tshi_stat_backward(tshi_node *node) {
 
 /* -- forward ------------------------------------------------------------------- */
 
-/* Joins the parts of `count` rows of all ranks, in the order of ranks, with one all-gather, for an
- * x that is sharded along the rows. */
+/* Joins the parts that all ranks have of `count` rows, in the order of ranks, with one all-gather,
+ * for an x whose rows are divided among the ranks. */
 static void tshi_stat_gather(const tshi_stat *stat, tsh_ctx *ctx, tshi_part *parts, int64_t count) {
     const int64_t size = ctx->tp.size, each = (int64_t)(sizeof *parts / sizeof(double));
     tshi_block *block = tshi_mem_alloc(
@@ -343,7 +346,8 @@ static void tshi_stat_gather(const tshi_stat *stat, tsh_ctx *ctx, tshi_part *par
     tshi_mem_release(ctx, block);
 }
 
-/* Computes the statistic of each row of x: the results to `values`, centres and scales to aux. */
+/* Computes the statistic of each row of x: writes results to `values`, centres and then scales to
+ * aux. */
 static void tshi_stat_compute(const tshi_stat *stat, tsh_tensor *x, const tshi_reduction *r,
                               int64_t count, tsh_real *values, tsh_real *aux) {
     tsh_ctx *ctx = x->ctx;
@@ -371,7 +375,7 @@ static void tshi_stat_compute(const tshi_stat *stat, tsh_tensor *x, const tshi_r
     tshi_mem_release(ctx, block);
 }
 
-/* Runs a statistic along dim. c: the correction or p, see tshi_reduce_params. */
+/* Runs a statistic along dim. c: the correction of a variance, or the p of a norm. */
 static tsh_tensor *tshi_stat_run(const tshi_stat *stat, tsh_tensor *x, int dim, int keepdim,
                                  double c) {
     tsh_ctx *ctx = x->ctx;
@@ -395,7 +399,7 @@ static tsh_tensor *tshi_stat_run(const tshi_stat *stat, tsh_tensor *x, int dim, 
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-/* Defines the tshi_stat of a public function. */
+/* Defines the tshi_stat of a public function, such as tsh_var. */
 #define TSHI_STAT(row, public, kernel, dx, join, finish)                                           \
     static const tshi_stat tshi_stat_##row##_row = {                                               \
         {public, "x", tshi_rule_statistic, tshi_stat_backward, TSHI_X, 0},                         \
@@ -428,7 +432,7 @@ TSH_API tsh_tensor *tsh_std(tsh_tensor *x, int dim, double correction, int keepd
     return tshi_stat_run(&tshi_stat_std_row, x, dim, keepdim, tshi_map_option(correction, 1));
 }
 
-/* Returns the way to compute the norm for this p. */
+/* Returns the tshi_stat of the p-norm. */
 static const tshi_stat *tshi_stat_norm(double p) {
     if (p - p != 0) return &tshi_stat_norm_largest_row; /* infinity or -infinity */
     if (p >= 2 && p <= 2) return &tshi_stat_norm_two_row;

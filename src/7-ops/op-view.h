@@ -8,7 +8,7 @@
  * its own. No node is recorded for it: a gradient of the view is added to the base's accumulators
  * at the view's offset and strides. Only concat copies values, and reshape if no strides fit. */
 
-/* Makes dimension `from` of x the dimension d of its view. */
+/* Makes dimension `from` of x dimension d of x's view: length, stride and sharding. */
 static void tshi_view_dim(tsh_tensor *view, int d, const tsh_tensor *x, int from) {
     view->dim[d] = x->dim[from];
     view->local[d] = x->local[from];
@@ -79,8 +79,8 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     return kept && at == end; /* 0: the slice ends inside a segment */
 }
 
-/* Adds advice to `hint`, a part of an error's text, if the sharded dimension of x has one segment
- * but seems to consist of `parts` fused parts, such as Q, K and V: how the plan declares these. */
+/* Adds to `hint`, a part of an error's text, how a plan declares fused parts such as Q, K and V, if
+ * the sharded dimension of x has one segment but may consist of `parts` fused parts. */
 static TSHI_COLD void tshi_view_hint_fused(const tsh_tensor *x, int64_t parts, char *hint,
                                            size_t size) {
     if (x->layout.segments == 1 && parts > 1 && parts <= TSH_MAX_SEGMENTS)
@@ -146,7 +146,7 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) 
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
-    int64_t at = 0; /* where part i starts in dy, along dim */
+    int64_t at = 0; /* index along dim at which part i starts in dy */
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
@@ -324,9 +324,9 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
                         : tshi_view_no_shards(x, shape, layout);
 }
 
-/* Adds advice to `hint`, a part of an error's text, if a reshape that is refused splits the sharded
- * dimension of x into fused parts or heads, as (3 H D) to (3, H, D), or (H D) to (H, D): how the
- * plan declares these. */
+/* Adds to `hint`, a part of an error's text, how a plan declares fused parts or heads, if the
+ * reshape that is refused splits the sharded dimension of x into such, as (3 H D) to (3, H, D), or
+ * (H D) to (H, D). */
 static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape *shape, char *hint,
                                            size_t size) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: which dimension of shape counts heads */

@@ -12,7 +12,7 @@ enum { TSHI_QUANT_ROWS = 512 };
 /* Rows of a quantised weight that threads convert to tsh_real. */
 typedef struct tshi_quant_rows {
     const tshi_dtype *from; /* the weight's dtype */
-    const char *values;     /* the first row in ggml's blocks */
+    const char *values;     /* the first row to convert, in ggml's blocks */
     int64_t ins;            /* elements per row */
     tsh_real *to;           /* shape (rows, ins) */
 } tshi_quant_rows;
@@ -26,9 +26,9 @@ static void tshi_quant_convert(void *job, int piece, int64_t from, int64_t to) {
                      (to - from) * rows->ins, rows->to + first);
 }
 
-/* Computes, with a quantised weight W, shape (outs, ins), whose blocks are at `values`: back 0:
- * C = X W^T + beta D, shapes X (rows, ins), C and D (rows, outs). back 1: C = X W + beta C, shapes
- * X (rows, outs), C (rows, ins). */
+/* Computes a product with a quantised weight W, shape (outs, ins), whose blocks are at `values`. If
+ * back is 0: C = X W^T + beta D, shapes X (rows, ins), C and D (rows, outs). If back is 1: C = X W
+ * + beta C, shapes X (rows, outs), C (rows, ins). */
 static void tshi_quant_reals(const tsh_tensor *w, void *values, int back, int64_t rows,
                              tshi_matrix x, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     tsh_ctx *ctx = w->ctx;

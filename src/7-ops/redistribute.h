@@ -14,11 +14,12 @@
  * Input and output are dense. The collectives take the shards of all ranks in rank order. With
  * fused segments (q, k, v in one weight) a shard is not one run of memory: it is reordered. */
 
-/* An array seen as `outer` rows of shape (length, inner): a layout cuts the dimension `length`. */
+/* An array seen as `outer` rows of shape (length, inner), whose dimension `length` a layout cuts
+ * into shards. */
 typedef struct tshi_cut {
     int64_t outer, length, inner; /* sizes of the array's three dimensions */
     const tsh_layout *layout;     /* the layout that cuts the array: a sharded one */
-    const tshi_deal *deal;        /* how tp shares a dimension */
+    const tshi_deal *deal;        /* how the ranks of tp share a dimension */
     size_t width;                 /* bytes of an element */
 } tshi_cut;
 
@@ -87,7 +88,7 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
     }
 }
 
-/* What a collective that changes a layout does. */
+/* The collective that changes a layout. */
 typedef enum tshi_move_kind {
     TSHI_MOVE_SCATTER, /* a reduce-scatter */
     TSHI_MOVE_GATHER,  /* an all-gather */
@@ -107,13 +108,14 @@ typedef struct tshi_moving {
     tsh_req req; /* the request of the collective; 0: it is complete */
 } tshi_moving;
 
-/* The collectives of tshi_moving, by its field `kind`, for errors. */
+/* The names of the collectives for errors; the index is a tshi_move_kind. */
 static const char *const tshi_redistribute_kinds[] = {
     "tsh_redistribute: reduce-scatter", "tsh_redistribute: all-gather",
     "tsh_redistribute: all-gather"};
 
-/* Returns how to gather all elements of t that are only read by the op that gathers them. Few of
- * them are copied in less time than it takes to find memory for them. */
+/* Returns how to gather all elements of t, which the op that gathers them only reads: lent, if the
+ * backend can do so, they are sent as they are, and they are enough. A few are copied in less time
+ * than it takes to find memory to lend them in. */
 static tshi_move_kind tshi_redistribute_lends(const tsh_tensor *t, tshi_wire_use use,
                                               tsh_dtype dtype) {
     const tsh_comm *tp = &t->ctx->tp;
@@ -228,7 +230,8 @@ static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
     return ctx->error.code;
 }
 
-/* Starts such a change and waits for it. */
+/* Changes a layout by an all-gather or a reduce-scatter, as tshi_redistribute_start says, and waits
+ * until it is complete. */
 static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layout *layout,
                                          tshi_move_kind kind, tshi_wire_use use, tsh_dtype dtype,
                                          const void *in, void *out) {
@@ -244,8 +247,8 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tshi_wire_use use, tsh_dtype dtype, const void *in,
                                          void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* how `in` is cut */
-    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* how `out` is joined */
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* cuts `in` along j */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* joins `out` along i */
     const size_t counted = (size_t)cut.deal->ranks * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
@@ -337,7 +340,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_mem_release(x->ctx, sent);
 }
 
-/* A partial gradient of input 0 on its way to the shards of that input. All zero: there is none. */
+/* The reduce-scatter of a partial gradient of input 0 to the shards of that input. All zero: there
+ * is none. */
 typedef struct tshi_returning {
     tshi_moving move;    /* the reduce-scatter */
     tshi_block *sent;    /* the gradient of the whole input, in the dtype that is sent */
@@ -374,7 +378,8 @@ static void tshi_redistribute_returned(tshi_returning *back, tsh_tensor *x) {
         tshi_kernel_widen(back->dx, tsh_local_numel(x), back->dtype);
         tshi_op_accumulate(x, &back->dest, back->scratch);
     } else {
-        (void)tshi_redistribute_finish(x->ctx, &back->move); /* until then, dx may be written to */
+        (void)tshi_redistribute_finish(x->ctx, &back->move); /* until it returns, dx may be
+                                                              * written */
         tshi_mem_release(x->ctx, back->scratch);
     }
     (void)tshi_redistribute_finish(x->ctx, &back->move);
@@ -483,7 +488,7 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     /* the sharded one of the old and the new layout, if there is one */
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_tensor next = *form; /* next: what *form becomes */
+    tsh_tensor next = *form; /* next: the new value of *form */
     /* held: length along d that all shards must have; owned: that of the shard of rank r */
     int64_t held, owned;
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;

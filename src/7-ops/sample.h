@@ -5,8 +5,8 @@
 /* ========================================================================== */
 
 /* Every rank samples from the whole logits, in double, so all draw the same ids. Each filter
- * (top_k, top_p, min_p) keeps what is not below a threshold. Quickselect finds those of top_k and
- * top_p, so no row is sorted. */
+ * (top_k, top_p, min_p) keeps what is not below a threshold. Quickselect finds the thresholds of
+ * top_k and top_p, so no row is sorted. */
 
 /* Splits n values into those above a pivot, equal to it, and below it. *above: number of values
  * above the pivot; *below: index of the first value below it. */
@@ -148,13 +148,13 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
                              const tsh_sample_desc *desc, int64_t *ids) {
     tsh_ctx *ctx = x->ctx;
     const int64_t n = x->dim[x->ndim - 1], rows = tsh_numel(x) / n;
-    /* previous ids per row */
+    /* number of previous ids per row */
     const int64_t seen = previous ? previous->dim[previous->ndim - 1] : 0;
     const double penalty = desc->penalty > 0 ? desc->penalty : 1;
     const uint64_t stream = tshi_rng_hash(0, "sample", 6);
     tshi_block *scratch, *held = NULL, *block;
-    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch);           /* shape (rows, n) */
-    const void *past = previous ? tshi_kernel_packed(previous, &held) : NULL; /* (rows, seen) */
+    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch);           /* logits (rows, n) */
+    const void *past = previous ? tshi_kernel_packed(previous, &held) : NULL; /* ids (rows, seen) */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * (size_t)n * sizeof(double));
     double *z = block ? (double *)tshi_mem_data(block) : NULL; /* the logits of a row */
     for (int64_t r = 0; r < rows && ctx->error.code == TSH_OK; r++, values += n) {

@@ -8,8 +8,8 @@
  * replicated is a collective; to write one is not, since every rank takes its slice of the given
  * values. */
 
-/* Checks the arguments of tsh_read and tsh_write: t is of ctx and its values have `bytes` bytes.
- * Returns ctx; NULL and an error if not. */
+/* Checks the arguments of tsh_read and tsh_write: t belongs to ctx, and its values of this extent
+ * have `bytes` bytes. Returns the ctx; NULL and an error if not. */
 static tsh_ctx *tshi_values_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
                                const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t); /* number of elements */

@@ -19,14 +19,14 @@ static tsh_tensor *tshi_adapter_alone(tsh_module *module, tsh_tensor **in, int n
 
 static const tshi_kind tshi_adapter_kind = {"lora", tshi_adapter_alone, 1 << TSH_PLAIN, NULL};
 
-/* Sets *a and *b to the layouts that W's gives to A and B of part i. Returns 0 and an error if W's
- * segments are not the adapter's parts. */
+/* Sets *a and *b to the layouts of A and B of part i of the adapter, which follow from that of the
+ * layer's weight W. Returns 0 and an error if W's segments are not the adapter's parts. */
 static int tshi_adapter_layouts(const tsh_module *m, const tshi_adapter *adapter, int i,
                                 tsh_layout *a, tsh_layout *b) {
     const tsh_layout *w = &m->param[0]->layout;
     *a = *b = tsh_replicated();
     if (w->kind != TSH_SHARDED) return 1;
-    if (w->dim != m->reversed) { /* along the input features */
+    if (w->dim != m->reversed) { /* W is sharded along the input features */
         *a = *w;
         a->dim = 1;
         return 1;
@@ -44,7 +44,8 @@ static int tshi_adapter_layouts(const tsh_module *m, const tshi_adapter *adapter
     return 1;
 }
 
-/* Lays out A and B of all parts as W is now. Returns 0 after an error. */
+/* Gives A and B of all parts the layouts that follow from W's present one. Returns 0 after an
+ * error. */
 static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) {
     for (int i = 0; i < adapter->parts; i++) {
         tsh_tensor *const t[2] = {adapter->part[i].a->param[0], adapter->part[i].b->param[0]};
@@ -62,12 +63,13 @@ static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) 
     return m->ctx->error.code == TSH_OK;
 }
 
-/* Returns y (.., out), a linear layer's output for x (.., in), with what its adapter adds, in the
- * same memory; y itself if it is merged. give: the layout of a row-parallel y; NULL: R. */
+/* Adds to y (.., out), a linear layer's output for x (.., in), what the layer's adapter computes
+ * from x, and returns the sum, in y's memory. If the adapter is merged into the weight, returns y
+ * itself. give: the layout of a row-parallel y; NULL: R. */
 static tsh_tensor *tshi_adapter_add(const tsh_module *m, tsh_tensor *x, tsh_tensor *y,
                                     const tsh_layout *give) {
     const tshi_adapter *adapter = m->adapter;
-    int64_t first = 0; /* the first of this rank's columns of y that a part adds to */
+    int64_t first = 0; /* this rank's first column of y to which part i adds */
     if (adapter->kept) return y;
     if (!tshi_adapter_place(m, adapter)) return NULL;
     for (int i = 0; i < adapter->parts && y; i++) {

@@ -4,7 +4,7 @@
 /* Needs: >>nn.                                                               */
 /* ========================================================================== */
 
-/* A layer of convolution: what its module's `user` points to. */
+/* The struct of a convolution layer, to which module->user points. */
 typedef struct tshi_conv_layer {
     tsh_tensor *(*op)(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                       const tsh_conv_options *options);
@@ -32,7 +32,7 @@ static void tshi_conv_layer_layouts(const tsh_module *module, const tsh_plan_rul
     const tshi_conv_layer *layer = (const tshi_conv_layer *)module->user;
     const int64_t groups = layer->options.groups > 1 ? layer->options.groups : 1;
     const tsh_tensor *w = module->param[0];
-    tsh_plan_rule whole = *rule; /* with groups: cuts at whole groups */
+    tsh_plan_rule whole = *rule; /* the rule, with whole groups as units if there are groups */
     if (rule->style != TSH_COLWISE && (rule->style != TSH_ROWWISE || groups > 1)) return;
     if (groups > 1 && !rule->cut && rule->unit <= 1) whole.unit = w ? w->dim[0] / groups : 1;
     layouts[0] = tshi_nn_shard(&whole, 0);
@@ -40,7 +40,7 @@ static void tshi_conv_layer_layouts(const tsh_module *module, const tsh_plan_rul
         layouts[0].dim = layer->transposed ? 0 : 1;
         return; /* the bias is R: it is added after the output is reduced */
     }
-    if (groups > 1 && layer->transposed && w) /* out / groups channels of the bias per group */
+    if (groups > 1 && layer->transposed && w) /* the bias has out / groups channels per group */
         whole.unit = whole.unit / (w->dim[0] / groups) * w->dim[1];
     layouts[1] = tshi_nn_shard(&whole, 0);
     if (groups == 1 && layer->transposed) layouts[0].dim = 1;
@@ -48,7 +48,8 @@ static void tshi_conv_layer_layouts(const tsh_module *module, const tsh_plan_rul
 
 enum { TSHI_CONV_LAYER = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE };
 
-/* Returns the weight's shape: (out, in / groups, kernel), or (in, out / groups, kernel). */
+/* Returns the weight's shape: (out, in / groups, kernel) or, if transposed is 1, (in, out / groups,
+ * kernel). */
 static tsh_shape tshi_conv_layer_shape(const tsh_conv_desc *desc, int dims, int transposed,
                                        int64_t groups) {
     tsh_shape shape = tsh_shape2(transposed ? desc->in : desc->out,
@@ -85,7 +86,7 @@ static tsh_module *tshi_conv_layer_params(tsh_module *module, const tsh_conv_des
     const int64_t groups = desc->groups ? desc->groups : 1;
     const tsh_shape shape = tshi_conv_layer_shape(desc, dims, layer->transposed, groups);
     int64_t fan = shape.dim[1]; /* channels per group times elements of the kernel */
-    double bound;               /* limit of the default bias */
+    double bound;               /* the default bias is uniform in [-bound, bound) */
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
     for (int d = 2; d < shape.ndim; d++)
         fan = fan > INT64_MAX / shape.dim[d] ? INT64_MAX : fan * shape.dim[d];
@@ -104,7 +105,8 @@ static tsh_module *tshi_conv_layer_params(tsh_module *module, const tsh_conv_des
     return tshi_module_finish(module);
 }
 
-/* Adds a convolution of `dims` dimensions. */
+/* Adds a convolution layer with `dims` spatial dimensions. as: its op, and whether that is
+ * transposed. */
 static tsh_module *tshi_conv_layer_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                        const tsh_conv_desc *desc, int dims,
                                        const tshi_conv_layer *as) {

@@ -40,7 +40,9 @@ typedef struct tshi_attention_layer {
     /* the user's options; kv_heads and head_dim have their defaults if the user gave 0 */
     tsh_attention_layer_desc desc;
     tsh_rope_desc rope; /* copy of the options to which desc.rope points; unused if that is NULL */
-    tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: the layer has no such child */
+    /* children: the linear layers of q, k and v, or a fused one; the norms of q and k; the output
+     * layer. NULL: the layer has no such child */
+    tsh_module *qkv[3], *fused, *norm[2], *out;
     tsh_module *sinks;         /* child that holds the parameter "sinks"; NULL: none */
     tsh_cache *cache;          /* the cache attached to the layer; NULL: none */
     tsh_tensor *keys, *values; /* cached keys and values: (batch, kv_heads, length, head_dim) */
@@ -75,8 +77,9 @@ static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
-    /* Size along dim 2 of y of one head from each group, where a group is the query heads that
-     * share a key head. With by_group, dim 2 will count heads; else it counts features. */
+    /* How much of dimension 2 of y belongs to one head of every group, where a group is the query
+     * heads that share a key head. With by_group, the reshape below makes dimension 2 count the
+     * heads of a group; else it counts features. */
     const int64_t unit = desc->by_group ? 1 : kv * d;
     const tsh_shape whole = tsh_shape_of(y);
     int64_t at = 0; /* how many heads of each group were split off so far */
@@ -171,8 +174,8 @@ static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc
     desc->lengths = tshi_layers_counted(a->cache);
 }
 
-/* Called after a forward of n positions: adds n, or of each sequence the number of positions that
- * are not padding, to the number of positions that the cache holds of it. */
+/* Called after a forward of n positions: adds to the number of cached positions of each sequence
+ * those that the forward has appended, n or, with padding, the sequence's count. */
 static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     const int64_t *counts = tshi_layers_counted(a->cache);
     for (int64_t b = 0; b < a->cache->batch; b++) {
@@ -235,7 +238,8 @@ static int tshi_layers_counts(const tsh_module *module, tsh_attention_layer_desc
                            (long long)desc->dim);
 }
 
-/* Adds the linear layers of an attention layer, and its sinks. */
+/* Adds the linear layers of an attention layer and, if desc->sinks is 1, the parameter "sinks": an
+ * attention score per head that belongs to no key. */
 static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a) {
     static const char *const usual[3] = {"q_proj", "k_proj", "v_proj"};
     const tsh_attention_layer_desc *desc = &a->desc;
@@ -344,7 +348,8 @@ TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments) {
         return tsh_fail(module->ctx, TSH_ERR_SHAPE,
                         "tsh_set_segments: segments %s %s; takes i32 of shape (B, T)",
                         tshi_dtype_name(segments->dtype), tshi_tensor_text(segments, text));
-    /* All modules get them, so that pipelines and checkpoints can ask any module. */
+    /* Sets the segments of all modules below, since pipelines and checkpoints may ask any of
+     * them. */
     for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
         tshi_tensor_ref(segments);
         tshi_tensor_unref(m->segments);
@@ -428,8 +433,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
 
 /* -- caches of keys and values: tsh_cache_new ------------------------------- */
 
-/* Steps *m to the next attention layer of the tree of root, in pre-order, or from NULL to the
- * first, and returns the struct of that layer; NULL: there is no further one. */
+/* Steps *m to the next attention layer below root, in pre-order (from NULL: to the first), and
+ * returns that layer's struct; NULL: there are no more. */
 static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) {
     do {
         *m = *m ? tshi_module_next(root, *m) : root;
@@ -443,8 +448,9 @@ static tsh_tensor *tshi_layers_weight(const tshi_attention_layer *a, int i) {
     return (a->fused ? a->fused : a->qkv[i])->param[0];
 }
 
-/* Flags the weights of keys and values of the layers that use a cache (TSHI_CACHED), so that their
- * layout, which the cache shares, cannot change. Does nothing if the cache has been freed. */
+/* Flags (TSHI_CACHED) the weights that compute keys and values in the layers that use a cache, so
+ * that their layout, which the cache shares, cannot change. Does nothing if the cache has been
+ * freed. */
 static void tshi_layers_mark(const tsh_cache *cache) {
     tsh_module *m = NULL;
     tshi_attention_layer *a;

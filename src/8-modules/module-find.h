@@ -289,7 +289,7 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
     while (tshi_module_step_once(module, &at) && ctx->error.code == TSH_OK)
         if (at.param->dtype != dtype && tshi_dtype_computes(at.param->dtype))
             (void)tshi_module_convert(at.param, dtype);
-    tshi_module_changed(ctx); /* dtypes are part of what ranks compare */
+    tshi_module_changed(ctx); /* ranks compare their models anew, with the new dtypes */
     return ctx->error.code;
 }
 

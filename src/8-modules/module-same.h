@@ -13,7 +13,9 @@
  * further line one module, in pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* e.g. "h.0" linear: weight f32 (64, 32) S(0) */
-    double number; /* tsh_module.number; compared in binary: its text depends on the locale */
+    /* tsh_module.number (eps of a norm, p of a dropout), of which text has 9 digits only; of line
+     * 0: a hash of the shares */
+    double number;
     int64_t hash; /* hash of text and number: equal lines have equal hashes */
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
@@ -34,7 +36,8 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
         tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
                      *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
                      tshi_tensor_text(param, text));
-        /* some ranks would wait for gradients that others do not send */
+        /* whether a parameter is frozen is compared, too: else some ranks would wait for gradients
+         * that others do not send */
         if (!param->requires_grad && !(param->flags & TSHI_BUFFER))
             tsh_text_add(line->text, size, " frozen");
         /* appends the lengths of the segments, if there are several */
@@ -44,13 +47,13 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* Writes what is the same for all modules: the seed, tsh_desc.wire and tsh_desc.shares. */
+/* Writes line 0 of a model's description: the seed, tsh_desc.wire and tsh_desc.shares. */
 static void tshi_module_describe_all(const tsh_ctx *ctx, tshi_line *line) {
     const int64_t *before = ctx->deal.before;
     tsh_text_add(line->text, sizeof line->text, "the seed %llu", (unsigned long long)ctx->seed);
     if (ctx->wire)
         tsh_text_add(line->text, sizeof line->text, ", the wire %s", tshi_dtype_name(ctx->wire));
-    if (before) /* for more ranks than the text has room for */
+    if (before) /* a hash of all shares: the text below may have no room for those of many ranks */
         line->number = (double)(tshi_rng_hash(0, before,
                                               ((size_t)ctx->deal.ranks + 1) * sizeof *before) >>
                                 12);

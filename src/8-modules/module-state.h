@@ -7,7 +7,7 @@
 /* The buffer of tsh_rng_state consists of 8-byte words: TSHI_STATE_WORDS words, then dropout_calls
  * of each module in pre-order. */
 enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
-       TSHI_STATE_WORDS }; /* index of each word before dropout_calls; their number */
+       TSHI_STATE_WORDS }; /* indices of these words; TSHI_STATE_WORDS: their number */
 
 /* The bytes "tshrng01" as a little-endian word. */
 static const uint64_t tshi_module_magic = 0x3130676E72687374u;

@@ -43,7 +43,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* the first call has created it */
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* the first call has created the root */
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
@@ -119,7 +119,7 @@ static tsh_module *tshi_module_finish(tsh_module *module) {
 /* Adds a parameter as module->param[slot]: replicated, requires_grad, without memory and values
  * until its first use (tshi_init_materialize). name "": the parameter has the path of the module.
  * dtype TSH_DTYPE_DEFAULT: tsh_desc.dtype. fan_in: number of input features, for the initialiser.
- * If it cannot, sets an error and leaves the slot NULL. */
+ * On failure, sets an error and leaves the slot NULL. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_dtype dtype,
                               tsh_shape shape, tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -196,7 +196,7 @@ static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layo
     tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, &t->ctx->deal)) {
-        t->layout = *layout; /* each rank keeps its elements: at most the sizes of units differ */
+        t->layout = *layout; /* the shards are the same, only the sizes of units may differ */
         return;
     }
     if (!tshi_module_may_move(t) ||

@@ -138,7 +138,7 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
  * it is row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
-    /* output layout to ask of the op itself; NULL: none */
+    /* the layout that the op itself is to give its output; NULL: the op's own choice */
     const tsh_layout *gives = module->output_layout;
     /* column 1: column-parallel; regather 1: save x as it is sharded, all-gather it again in
      * backward */
@@ -166,7 +166,8 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc *desc,
                                       tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
-    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0; /* limit of the default bias */
+    /* the default bias is uniform in [-bound, bound) */
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
     tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* shape of the weight */
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
@@ -180,8 +181,8 @@ static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc 
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule.segments = desc->segments;           /* segments of the sharded dimension; 0: 1 */
-    rule.unit = desc->unit;                   /* features of a unit, never split; 0: 1 */
+    rule.segments = desc->segments;           /* number of segments; 0 means 1 */
+    rule.unit = desc->unit;                   /* features that stay on one rank; 0 means 1 */
     rule.gather_output = desc->gather_output; /* COLWISE: all-gather the output */
     rule.input = desc->input;
     rule.output = desc->output;

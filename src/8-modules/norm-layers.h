@@ -4,7 +4,8 @@
 /* Needs: >>op-batch-norm >>op-group-norm >>nn.                               */
 /* ========================================================================== */
 
-/* The parameters of a norm: module->param. BATCHES, a scalar, is the last one. */
+/* Indices into module->param of a batch norm's parameters and buffers; group and instance norms
+ * have only the first two. BATCHES is the scalar num_batches_tracked. */
 enum {
     TSHI_NORM_LAYER_WEIGHT,
     TSHI_NORM_LAYER_BIAS,
@@ -40,8 +41,8 @@ static void tshi_norm_layer_buffer(tsh_module *module, int slot, const char *nam
     t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER;
 }
 
-/* Sets the layouts of a batch norm (tshi_kind.layouts): COLWISE shards all that has a number per
- * channel. */
+/* Sets the layouts of a batch norm (tshi_kind.layouts): COLWISE shards the parameters and buffers
+ * that have a number per channel. */
 static void tshi_norm_layer_batch_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                           tsh_layout *layouts) {
     (void)module;
@@ -49,8 +50,8 @@ static void tshi_norm_layer_batch_layouts(const tsh_module *module, const tsh_pl
         layouts[i] = tshi_nn_shard(rule, 0);
 }
 
-/* Counts a forward in training; returns how many there were, 1 for the first. The recomputation of
- * a checkpoint does not count. */
+/* Adds 1 to `batches`, the number of forwards in training mode, and returns it. A recomputation by
+ * a checkpoint is not counted again. */
 static int64_t tshi_norm_layer_count(tsh_tensor *batches) {
     int64_t *count;
     if (!batches->block && tshi_init_materialize(batches) != TSH_OK) return 1;
@@ -106,8 +107,10 @@ TSH_API TSHI_COLD tsh_module *tsh_add_batch_norm(tsh_module *parent, const char 
 
 /* The struct of a group norm or instance norm layer. */
 typedef struct tshi_group_layer {
-    const tshi_op *op;   /* which of the two */
-    int64_t groups, dim; /* groups of an instance norm: dim */
+    /* tshi_group_norm_op or tshi_group_norm_instance_op */
+    const tshi_op *op;
+    /* groups: number of groups, for an instance norm dim; dim: number of channels */
+    int64_t groups, dim;
     double eps;
 } tshi_group_layer;
 

@@ -236,7 +236,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_release(module->ctx, block);
-    tshi_module_changed(module->ctx); /* layouts are part of what ranks compare */
+    tshi_module_changed(module->ctx); /* ranks compare their models anew, with the new layouts */
     return module->ctx->error.code;
 }
 

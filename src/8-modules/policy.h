@@ -70,13 +70,15 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 /* The lists .attn_qkv and .attn_out of a tsh_policy. Entries after the last layer are zeros, which
  * end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2];       /* numbers of heads: [0] self-attention, [1] cross-attention */
-    /* column-parallel layers (q, k, v); row-parallel output layers */
+    /* names of the arguments with the numbers of heads: [0] of self-attention, [1] of
+     * cross-attention */
+    tsh_policy_heads heads[2];
+    /* qkv: column-parallel layers (queries, keys, values); out: row-parallel output layers */
     tsh_policy_layer qkv[7], out[3];
 } tshi_attention_lists;
 /* The lists .mlp_in and .mlp_out of a tsh_policy, which end with an entry of zeros. */
 typedef struct tshi_mlp_lists {
-    tsh_policy_layer in[4], out[2]; /* column-parallel layers; row-parallel layers */
+    tsh_policy_layer in[4], out[2]; /* in: column-parallel layers; out: row-parallel layers */
 } tshi_mlp_lists;
 
 /* Macros that write the tables. f: the name of the table. names: WB for a layer with weight and
@@ -297,8 +299,8 @@ typedef struct tshi_policy_counts {
     int whole;
 } tshi_policy_counts;
 
-/* Fills in c from the arguments that `at` names. Returns 0 and sets an error if one is missing or
- * they do not fit together. */
+/* Fills in *c, the numbers of heads, from the block's arguments that `at` names. Returns 0 and sets
+ * an error if one is missing or they do not fit together. */
 static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
                                    tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
@@ -414,7 +416,8 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
-    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* say which dimension of the weight is sharded */
+    /* layouts[0].dim: the weight's sharded dimension */
+    tsh_layout layouts[TSHI_MODULE_PARAMS];
     int n = layer->n_fused ? layer->n_fused : 1; /* segments of the fused weight; 1: not fused */
     memset(layouts, 0, sizeof layouts);          /* remain zero if the style shards nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
@@ -473,7 +476,7 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_ctx *ctx = pass->root->ctx;
     const char *const *path = pass->policy->arguments; /* paths of arguments, ended by NULL */
-    tsh_layout cut = tsh_sharded(0);                   /* divides as layers do */
+    tsh_layout cut = tsh_sharded(0);                   /* sharded like features */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;

@@ -19,16 +19,16 @@ typedef struct tshi_module_calls {
     tsh_tensor *segments;     /* the module's segments at the forward (tsh_set_segments) */
 } tshi_module_calls;
 
-/* max number of inputs of a checkpoint's node: those of the module, then the segments that its
- * attention layers have, of which each tensor is there once */
+/* max number of inputs of a checkpoint's node: those of the module, then each distinct segments
+ * tensor (tsh_set_segments) of the modules below it */
 enum { TSHI_RECOMPUTE_INPUTS = TSHI_MODULE_INPUTS + 8 };
 
-/* Counters of random draws of the ctx and of all modules, the modules' modes (training or not) and
- * active adapters, saved at the forward. */
+/* What the recomputation of a checkpoint restores: counters of random draws of the ctx and of all
+ * modules, the modules' modes (training or not) and active adapters, saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     int inputs;                          /* number of inputs of the module */
-    uint64_t randn_calls, dropout_calls; /* those of the ctx when the forward began */
+    uint64_t randn_calls, dropout_calls; /* the ctx's counters, at the forward */
     /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;
@@ -71,8 +71,9 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
     }
 }
 
-/* Appends to in, which has n inputs of a checkpointed module, the segments of the modules below it.
- * Returns how many inputs there are then; 0 and an error if they are too many. */
+/* Appends to in, the n inputs of a checkpointed module, the segments tensors (tsh_set_segments) of
+ * the modules below it, each once. Returns the new number of inputs; 0 and an error if there are
+ * too many. */
 static int tshi_recompute_add_segments(tsh_module *module, tsh_tensor **in, int n) {
     for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
         int k = 0;
@@ -89,9 +90,9 @@ static int tshi_recompute_add_segments(tsh_module *module, tsh_tensor **in, int 
     return n;
 }
 
-/* Before a recomputation (x not NULL): gives the modules below the checkpoint the segments that
- * they had at its forward, of which x has the saved values. `now` keeps the references to those
- * that they have now, and after the recomputation (x NULL) gives them back. */
+/* Before a recomputation (x not NULL), gives the modules below the checkpoint the segments that
+ * they had at its forward; x has the saved values of the node's inputs, these segments among them.
+ * After it (x NULL), gives them back their present segments, from `now`. */
 static void tshi_recompute_swap_segments(const tshi_node *node, const tshi_rng_counts *now,
                                          tsh_tensor *const *x) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params;
@@ -99,7 +100,8 @@ static void tshi_recompute_swap_segments(const tshi_node *node, const tshi_rng_c
     while (old->module != before->module) old++;
     while (own->module != before->module) own++;
     for (tsh_module *m = before->module; m; m = tshi_module_next(before->module, m)) {
-        /* a module added since the forward is not in old, one that was added by it not in own */
+        /* a module added since the forward has no entry in old, one added by the recomputation none
+         * in own */
         tsh_tensor *wanted = old->module == m ? (old++)->segments : NULL;
         tsh_tensor *current = own->module == m ? (own++)->segments : NULL;
         int k = 0;
@@ -180,7 +182,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;             /* the newest node of the outer tape */
-    tsh_tensor *x[TSHI_RECOMPUTE_INPUTS], *y = NULL; /* recomputed inputs and output */
+    tsh_tensor *x[TSHI_RECOMPUTE_INPUTS], *y = NULL; /* x: inputs, y: output of the recomputation */
     int i, no_grad = ctx->tape.no_grad;              /* no_grad: restored at the end */
     now = tshi_recompute_save_counts(before->module);
     if (!now) return;                           /* no memory */
@@ -210,7 +212,8 @@ static void tshi_recompute_replay(tshi_node *node) {
 /* Runs the forward without recording, in a scope that frees every tensor but the output. */
 static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
+    /* y: the output; form: a copy of it, for its shape and layout */
+    tsh_tensor *y, form;
     tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
     tsh_scope_begin(ctx);
     ctx->tape.no_grad++; /* ops are not recorded */
@@ -270,7 +273,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     }
     counts = tshi_recompute_save_counts(module); /* before the forward draws random numbers */
     if (counts) counts->inputs = n;
-    ctx->tape.locked++; /* keeps the tape's arena, which holds the counters */
+    ctx->tape.locked++; /* no callback may end the step: the tape's arena holds counts */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
     ctx->tape.locked--;
     leaves = y ? tshi_recompute_params(module, NULL, &trained) : 0;

@@ -7,13 +7,14 @@
 /* A layer's parameters are children of kind "param", in PyTorch's order: of each layer and
  * direction weight_ih, weight_hh, bias_ih, bias_hh. module->user is a tshi_recurrent_layer. */
 typedef struct tshi_recurrent_layer {
-    tsh_recurrent_desc desc; /* .layers has its default, .owner is the module */
+    tsh_recurrent_desc desc; /* the caller's, but .layers is at least 1 and .owner the module */
     int count;               /* number of parameters */
-    tsh_tensor **weights;    /* scratch for a forward, with `count` entries */
+    tsh_tensor **weights;    /* the parameters, `count` entries, set anew by each forward */
     tsh_tensor **h, **c;     /* where the forward in progress outputs the last h and c, or NULL */
 } tshi_recurrent_layer;
 
-/* Runs a layer on x and, if n is greater, h0 and c0. */
+/* Runs an LSTM (lstm 1) or a GRU on the n tensors in: x, then h0 and, for an LSTM, c0, if they are
+ * given. */
 static tsh_tensor *tshi_recurrent_layer_run(tsh_module *module, tsh_tensor **in, int n, int lstm) {
     tshi_recurrent_layer *layer = (tshi_recurrent_layer *)module->user;
     tsh_recurrent_desc desc = layer->desc;
@@ -23,7 +24,7 @@ static tsh_tensor *tshi_recurrent_layer_run(tsh_module *module, tsh_tensor **in,
             module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes %s, not %d inputs%s",
             lstm ? "x, h0 and c0" : "x and h0", n, in[0] ? "" : ", x being NULL");
     for (int i = 0; i < layer->count && child; i++, child = child->next)
-        layer->weights[i] = child->param[0]; /* which tsh_tie may have replaced */
+        layer->weights[i] = child->param[0]; /* read anew: tsh_tie may have replaced it */
     if (module->evaluating) desc.dropout = 0;
     return lstm ? tsh_lstm(in[0], layer->weights, layer->count, n > 1 ? in[1] : NULL,
                            n > 2 ? in[2] : NULL, &desc, layer->h, layer->c)
@@ -44,7 +45,8 @@ static tsh_tensor *tshi_recurrent_layer_gru(tsh_module *module, tsh_tensor **in,
 static const tshi_kind tshi_recurrent_layer_kinds[2] = {
     {"lstm", tshi_recurrent_layer_lstm, 0, NULL}, {"gru", tshi_recurrent_layer_gru, 0, NULL}};
 
-/* Adds a parameter whose rows are those of the layer's gates. */
+/* Adds the parameter "<what>_l<number>", with back 1 "<what>_l<number>_reverse", whose dimension 0
+ * has the rows of the layer's gates. */
 static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_desc *desc,
                                        int gates, const char *what, int number, int back,
                                        tsh_shape shape) {
@@ -60,7 +62,7 @@ static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_d
     (void)tsh_add_param(module, tshi_module_text(module->ctx, name, ""), shape, &param);
 }
 
-/* Adds the parameters of all layers and directions. */
+/* Adds the weights and biases of all layers and directions. */
 static void tshi_recurrent_layer_params(tsh_module *module, const tsh_recurrent_desc *desc,
                                         int gates) {
     const int directions = 1 + desc->bidirectional;
@@ -78,10 +80,10 @@ static void tshi_recurrent_layer_params(tsh_module *module, const tsh_recurrent_
     }
 }
 
-/* Does what tsh_add_lstm and, with lstm 0, tsh_add_gru do. */
+/* Implements tsh_add_lstm (lstm 1) and tsh_add_gru (lstm 0). */
 static tsh_module *tshi_recurrent_layer_add(tsh_module *parent, const char *name,
                                             const tsh_recurrent_desc *desc, int lstm) {
-    enum { MOST = 1 << 16 }; /* max number of layers, and of units in 2^16 */
+    enum { MOST = 1 << 16 }; /* max number of layers */
     tsh_module *module = tshi_nn_add(parent, name, &tshi_recurrent_layer_kinds[!lstm], desc);
     tshi_recurrent_layer *layer;
     tsh_ctx *ctx = module ? module->ctx : NULL;

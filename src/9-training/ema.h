@@ -7,7 +7,8 @@
 /* The average of one parameter. */
 typedef struct tshi_average {
     tsh_tensor *param;
-    /* the average, of TSH_REAL; while swapped in, the parameter has it, too; NULL: no update yet */
+    /* the average, of dtype TSH_REAL; NULL: no update yet. While it is swapped in, the parameter
+     * has the same values */
     tsh_tensor *average;
     /* while the average is swapped in: the parameter's own values, shape (local elements), with
      * the lower halves of its exact weights in `low`; else NULL */
@@ -19,9 +20,9 @@ struct tsh_ema {
     double decay;
     int64_t updates;
     int swapped;        /* 1: parameters have the values of their averages */
-    tshi_average *each; /* shape (count) */
+    tshi_average *each; /* `count` entries, one per parameter */
     int count;          /* number of parameters; a tied one counts once */
-    tsh_ema *older;     /* the one of the ctx made before; NULL: none */
+    tsh_ema *older;     /* the tsh_ema of the ctx made before this one; NULL: none */
 };
 
 TSH_API TSHI_COLD tsh_ema *tsh_ema_new(tsh_module *module, double decay) {
@@ -53,7 +54,7 @@ TSH_API TSHI_COLD tsh_ema *tsh_ema_new(tsh_module *module, double decay) {
     return ema;
 }
 
-/* Elements of a parameter and its average: the argument of tshi_ema_part. */
+/* The argument of tshi_ema_part, which threads run on parts of a parameter and its average. */
 typedef struct tshi_ema_work {
     const tsh_tensor *param;
     tsh_real *average;
@@ -181,7 +182,8 @@ TSH_API tsh_result tsh_ema_swap(tsh_ema *ema) {
                             "tsh_step_end",
                             ema->each[i].param->path);
     if (!ema->swapped && tshi_ema_prepare(ema) != TSH_OK) {
-        for (int i = 0; i < ema->count; i++) tshi_ema_drop(&ema->each[i]); /* nothing was changed */
+        /* no parameter was changed yet: drops the copies */
+        for (int i = 0; i < ema->count; i++) tshi_ema_drop(&ema->each[i]);
         return ctx->error.code;
     }
     ema->swapped = !ema->swapped;
@@ -211,7 +213,8 @@ TSH_API TSHI_COLD void tsh_ema_free(tsh_ema *ema) {
         ema->each[i].param->flags &= ~(unsigned)TSHI_EMA;
     }
     ema->swapped = 0;
-    for (ema = ema->module->ctx->emas; ema; ema = ema->older) /* others may have the parameters */
+    /* other tsh_emas may average the same parameters: sets their flag again */
+    for (ema = ema->module->ctx->emas; ema; ema = ema->older)
         for (int i = 0; i < ema->count; i++) ema->each[i].param->flags |= TSHI_EMA;
 }
 

@@ -65,7 +65,8 @@ static TSHI_COLD tsh_result tshi_freeze_all(const char *op, tsh_module *module, 
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!pattern)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the pattern is NULL; all is \"**\"", op);
-    for (apply = 0; apply < 2 && ctx->error.code == TSH_OK; apply++) /* checks all, then applies */
+    /* pass 0 checks all parameters, pass 1 freezes them or undoes that */
+    for (apply = 0; apply < 2 && ctx->error.code == TSH_OK; apply++)
         while (tshi_module_step_once(module, &at)) {
             if (at.param->flags & TSHI_BUFFER) continue;
             if (!count++) first = at.param;
@@ -82,7 +83,7 @@ static TSHI_COLD tsh_result tshi_freeze_all(const char *op, tsh_module *module, 
             "%s: \"%.96s\" matches no parameter, the first of which is \"%.96s\"; * stays "
             "within a name, ** is any number of names, as in \"**.bias\"",
             op, pattern, first ? tshi_module_below(module, first->path) : "");
-    tshi_module_changed(ctx); /* ranks compare what is frozen */
+    tshi_module_changed(ctx); /* ranks compare their models anew, with what is frozen */
     return ctx->error.code;
 }
 

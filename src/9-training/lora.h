@@ -66,8 +66,8 @@ static tshi_adapter *tshi_lora_find(const tsh_module *m, const char *name) {
     return adapter;
 }
 
-/* Checks that the parts of an adapter have names that are free below the layer m, and as many
- * output features as m, and that no path is too long. Returns 0 and an error if not. */
+/* Checks that the parts of an adapter have names that are free below the layer m, and together as
+ * many output features as m, and that no path is too long. Returns 0 and an error if not. */
 static TSHI_COLD int tshi_lora_check_parts(const tsh_module *m, const tsh_lora_desc *desc) {
     const int64_t outs = m->param[0]->dim[m->reversed];
     int64_t sum = 0; /* output features of the parts so far */
@@ -129,8 +129,8 @@ static TSHI_COLD void tshi_lora_refuse(tsh_module *root, const char *pattern) {
                    pattern ? pattern : "**", *similar ? "; " : "", similar);
 }
 
-/* Freezes the parameters below root, or only checks whether that is possible (apply 0): all but
- * those of adapters. Returns 0 after an error. */
+/* Freezes all parameters below root but those of adapters; apply 0: only checks whether that is
+ * possible. Returns 0 after an error. */
 static int tshi_lora_freeze(tsh_module *root, int apply) {
     tshi_walk at = {NULL, NULL, 0};
     while (tshi_module_step_once(root, &at)) {
@@ -145,8 +145,7 @@ static int tshi_lora_freeze(tsh_module *root, int apply) {
 
 /* -- tsh_lora: making an adapter ---------------------------------------------- */
 
-/* Returns the child of m with this name, a container, which is made if there is none. NULL: an
- * error. */
+/* Returns m's child with this name; if there is none, adds a container. NULL: an error. */
 static tsh_module *tshi_lora_child(tsh_module *m, const char *name) {
     tsh_module *child = tshi_module_at(m, name, strlen(name));
     return child ? child : tsh_add_module(m, name, NULL);
@@ -235,17 +234,17 @@ TSH_API TSHI_COLD tsh_result tsh_lora_use(tsh_module *module, const char *name) 
                         module->path, name);
     for (tsh_module *m = module; m; m = tshi_module_next(module, m))
         m->adapter = name ? tshi_lora_find(m, name) : NULL;
-    tshi_module_changed(ctx); /* ranks compare which adapters are active */
+    tshi_module_changed(ctx); /* ranks compare their models anew, with the active adapters */
     return TSH_OK;
 }
 
 /* -- merging ---------------------------------------------------------------- */
 
-/* Checks that the active adapter of m can be merged into its weight, or taken out of it again.
- * Returns 0 and an error if not. */
+/* Checks that the active adapter of m can be merged into m's weight, or unmerged. Returns 0 and an
+ * error if not. */
 static TSHI_COLD int tshi_lora_check_merge(const char *op, const tsh_module *m) {
     const tsh_tensor *w = m->param[0];
-    const char *why = NULL; /* the end of the sentence; NULL: it can */
+    const char *why = NULL; /* why not, as the end of the error; NULL: it can */
     if (tshi_dtype_in_blocks(w->dtype))
         return tshi_error_zero(
             m->ctx, TSH_ERR_DTYPE,
@@ -265,10 +264,10 @@ static void tshi_lora_merge_layer(tsh_module *m) {
     tsh_tensor *w = m->param[0];
     tsh_ctx *ctx = m->ctx;
     const int64_t n = tsh_local_numel(w), ins = w->local[!m->reversed];
-    int64_t first = 0; /* the first output feature of a part */
-    tsh_tensor *kept; /* gets W's values */
+    int64_t first = 0; /* the first of this rank's output features that belongs to part i */
+    tsh_tensor *kept; /* keeps W's old values, for tsh_lora_unmerge */
     tshi_block *sum, *block;
-    tshi_matrix c; /* W as (out, in) */
+    tshi_matrix c; /* `sum` as a matrix (out, in): first W, then W + s B A */
     if (w->absent || !tshi_adapter_place(m, adapter) || tshi_init_materialize(w) != TSH_OK) return;
     kept = tshi_tensor_handle(ctx, TSHI_OWNED);
     if (!kept) return;
@@ -326,7 +325,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_merge(tsh_module *module) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     int apply, count = 0;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    for (apply = 0; apply < 2; apply++) /* checks all, then merges */
+    for (apply = 0; apply < 2; apply++) /* pass 0 checks all layers, pass 1 merges */
         for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
              m = tshi_module_next(module, m)) {
             if (!m->adapter) continue;
@@ -365,7 +364,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_unmerge(tsh_module *module) {
 /* Checks that nothing but its layer uses the parameter t of an adapter. Returns 0 and an error if
  * something does. */
 static TSHI_COLD int tshi_lora_check_free(const tsh_tensor *t) {
-    const char *why = NULL; /* the end of the sentence */
+    const char *why = NULL; /* why not, as the end of the error; NULL: nothing uses t */
     if (t->flags & TSHI_OPTIMISED) why = "is updated by an optimiser; tsh_optim_free it first";
     if (t->flags & TSHI_EMA) why = "has an average; call tsh_ema_free first";
     if (t->ctx->pipeline) why = "belongs to a stage of a pipeline";
@@ -373,8 +372,8 @@ static TSHI_COLD int tshi_lora_check_free(const tsh_tensor *t) {
     return !why || tshi_error_zero(t->ctx, TSH_ERR_STATE, "tsh_lora_free: \"%s\" %s", t->path, why);
 }
 
-/* Takes a module without children out of the tree, and those above it, up to the layer, that are
- * empty then. */
+/* Unlinks m, a module without children, from the tree; then each module above it, up to the layer,
+ * that has no children left. */
 static void tshi_lora_unlink(const tsh_module *layer, const tsh_module *m) {
     while (m != layer && !m->first) {
         tsh_module *parent = m->parent, **link = &parent->first;
@@ -406,7 +405,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_free(tsh_module *module, const char *name)
     tsh_ctx *ctx = module ? module->ctx : NULL;
     int count = 0;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    for (int apply = 0; apply < 2; apply++) /* checks all, then removes */
+    for (int apply = 0; apply < 2; apply++) /* pass 0 checks all adapters, pass 1 removes them */
         for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
              m = tshi_module_next(module, m))
             for (tshi_adapter *adapter = m->adapters, *next; adapter; adapter = next) {

@@ -9,18 +9,21 @@
  * a mean of squares for each element, v(i, j) = r(i) c(j) / mean of r: r and c are moving averages
  * of the means of g^2 over each row and each column. */
 
-/* The update of `batch` matrices of shape (rows, columns); a vector is one row. */
+/* Adafactor's update of `batch` matrices of shape (rows, columns); a vector is one row. */
 typedef struct tshi_factored {
-    tsh_real *x, *g, *r, *c; /* x: parameter; g: gradient, then update; r, c: means of squares; of
-                              * a vector, r has those of its elements, and c is NULL */
+    /* x: parameter; g: gradient, then update; r, c: moving averages of the rows' and columns' means
+     * of g^2; of a vector, r has those of its elements, and c is NULL */
+    tsh_real *x, *g, *r, *c;
     int64_t batch, rows, columns;
-    double clip, weight, eps, keep, by; /* clip: factor of g; weight: of new squares; eps: least
-                                         * root of v; by: learning rate of the update */
-    double *mean;                       /* shape (batch): means of r */
+    /* clip: factor by which g is clipped; weight: that of the new means in r and c; eps: the update
+     * divides by sqrt(v), but at least by eps; in the end, x = keep x - by g */
+    double clip, weight, eps, keep, by;
+    double *mean; /* shape (batch): mean of r in each matrix */
     double *sums; /* shape (batch rows): sums of squares of the update's rows */
 } tshi_factored;
 
-/* Runs on one thread: for the rows [from, to), multiplies g by clip and updates r. */
+/* Runs on one thread: for the rows [from, to), multiplies the gradient g by clip and updates r, the
+ * moving average of the means of g^2. */
 static void tshi_optim_factor_rows(void *job, int thread, int64_t from, int64_t to) {
     const tshi_factored *f = (const tshi_factored *)job;
     (void)thread;
@@ -39,7 +42,8 @@ static void tshi_optim_factor_rows(void *job, int thread, int64_t from, int64_t 
     }
 }
 
-/* Runs on one thread: updates c of the columns [from, to), counted over all matrices. */
+/* Runs on one thread: for the columns [from, to), counted over all matrices, updates c, the moving
+ * average of the means of g^2. */
 static void tshi_optim_factor_columns(void *job, int thread, int64_t from, int64_t to) {
     const tshi_factored *f = (const tshi_factored *)job;
     double sum[TSHI_BLOCK];
@@ -58,8 +62,8 @@ static void tshi_optim_factor_columns(void *job, int thread, int64_t from, int64
     }
 }
 
-/* Runs on one thread: computes the update, g / max(sqrt(v), eps), of the rows [from, to), and the
- * sum of its squares. */
+/* Runs on one thread: for the rows [from, to), replaces g by the update g / max(sqrt(v), eps), and
+ * sets `sums` to the sums of its squares. */
 static void tshi_optim_factor_update(void *job, int thread, int64_t from, int64_t to) {
     const tshi_factored *f = (const tshi_factored *)job;
     const tsh_real least = TSHI_R(f->eps * f->eps);
@@ -79,7 +83,8 @@ static void tshi_optim_factor_update(void *job, int thread, int64_t from, int64_
     }
 }
 
-/* Runs on one thread: x = keep x - by update, for the rows [from, to). */
+/* Runs on one thread: applies the update g to the parameter, x = keep x - by g, in the rows [from,
+ * to). */
 static void tshi_optim_factor_apply(void *job, int thread, int64_t from, int64_t to) {
     const tshi_factored *f = (const tshi_factored *)job;
     const tsh_real keep = TSHI_R(f->keep), by = TSHI_R(f->by);
@@ -88,7 +93,7 @@ static void tshi_optim_factor_apply(void *job, int thread, int64_t from, int64_t
         f->x[i] = f->x[i] * keep - by * f->g[i];
 }
 
-/* Fills in the means of r, at least eps. */
+/* Sets mean[b] to the mean of r over the rows of matrix b, but at least to eps. */
 static void tshi_optim_factor_means(const tshi_factored *f) {
     for (int64_t b = 0; b < f->batch; b++) {
         double sum = 0;
@@ -141,7 +146,8 @@ static void tshi_optim_update_adafactor(tshi_turn *turn) {
 
 /* -- Muon (Jordan et al. 2024), as torch.optim.Muon -------------------------- */
 
-/* A pass over the elements of a matrix: x, g, m: parameter, gradient, momentum; u: the update. */
+/* The argument of the passes over the elements of a matrix that Muon updates. x, g, m: parameter,
+ * gradient, momentum; u: the update. */
 typedef struct tshi_muon {
     tsh_real *x, *g, *m, *u;
     tsh_real clip, momentum, keep, by;
@@ -159,8 +165,8 @@ TSHI_INLINE tsh_real tshi_optim_bf16(tsh_real x) {
     return tshi_dtype_from_bf16(tshi_dtype_to_bf16(TSHI_R((float)x)));
 }
 
-/* Runs on one thread: updates the momentum of the elements [from, to) and sets u, rounded to
- * bf16. */
+/* Runs on one thread: for the elements [from, to), updates the momentum m and sets the update u,
+ * rounded to bf16, to m or, with Nesterov momentum, to lerp(g, m, momentum). */
 static void tshi_optim_muon_begin(void *job, int thread, int64_t from, int64_t to) {
     const tshi_muon *p = (const tshi_muon *)job;
     (void)thread;
@@ -187,22 +193,22 @@ static void tshi_optim_muon_apply(void *job, int thread, int64_t from, int64_t t
 }
 
 /* Computes c = alpha a b + beta d, rounded to bf16; shapes: a (m, k), b (k, n), c and d (m, n). c
- * is dense, in either order. */
+ * has no gaps; it is row-major or column-major. */
 static void tshi_optim_muon_product(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, double alpha,
                                     tshi_matrix a, tshi_matrix b, double beta, tshi_matrix d,
                                     tshi_matrix c) {
     tshi_muon p;
     memset(&p, 0, sizeof p);
     p.u = (tsh_real *)c.data;
-    p.norm = 1; /* the pass only rounds */
+    p.norm = 1; /* u / 1: the pass only rounds u */
     tshi_matmul_run(ctx, m, n, k, TSHI_R(alpha), a, b, TSHI_R(beta), d, c);
     tshi_team_run(ctx, tshi_kernel_parts(ctx, m, n), m * n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
 }
 
-/* Makes the singular values of u, of shape (rows, columns), about 1, by .ns_steps steps u = a u +
- * (b u u^T + c (u u^T)^2) u; each product is rounded to bf16, as torch computes it. Of a tall u,
- * the transpose is computed. u: (rows, columns); scratch: as u, then 2 squares of the shorter side.
- * Returns u or scratch, where the result is. */
+/* Makes the singular values of the matrix u (rows, columns) about 1, by .ns_steps Newton-Schulz
+ * steps u = a u + (b u u^T + c (u u^T)^2) u; each product is rounded to bf16, as torch computes it.
+ * If u has more rows than columns, its transpose is iterated. scratch: space for another u and for
+ * two square matrices of the shorter side. Returns u or scratch, where the result is. */
 static tsh_real *tshi_optim_muon_iterate(tsh_ctx *ctx, const tsh_optim_desc *d, int64_t rows,
                                          int64_t columns, tsh_real *u, tsh_real *scratch) {
     const double *const abc = d->ns_coefficients;

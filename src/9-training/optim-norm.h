@@ -36,7 +36,7 @@ struct tsh_optim {
      * called; -1: never */
     int changes;
     tsh_optim *older;    /* the optimiser of the ctx created before this one; NULL: none */
-    tsh_outer *outer;    /* takes outer steps for it; NULL: none */
+    tsh_outer *outer;    /* the tsh_outer made for it; NULL: none */
 };
 
 /* -- the global norm of gradients, and clipping ----------------------------- */
@@ -127,7 +127,7 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
                        "before tsh_optim_step or tsh_clip_grad_norm",
                        param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* added on another stage */
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* another stage adds it */
     for (int k = 0; k < ctx->dp.size; k++) {
         tshi_operand grad = tshi_tape_operand(param);
         if (chunked && k != ctx->dp.rank) continue;

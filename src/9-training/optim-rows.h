@@ -33,14 +33,15 @@ static void tshi_optim_update_adam(tshi_turn *turn) {
 }
 
 /* -- updates of runs of elements --------------------------------------------
- * All other optimisers of this room are functions as tsh_custom_optim.update is: plain loops over
- * arrays of tsh_real, which tshi_optim_chunk fills and stores. It is compiled once, not for each
+ * All other optimisers of this section are functions like tsh_custom_optim.update: plain loops over
+ * arrays of tsh_real, which tshi_optim_chunk loads and stores. They are compiled once, not for each
  * instruction set: such a loop mostly waits for memory. */
 
-enum { TSHI_OPTIM_CHUNK = 512 }; /* max elements of an array; a multiple of TSHI_BLOCK */
+enum { TSHI_OPTIM_CHUNK = 512 }; /* elements per call of an update; a multiple of TSHI_BLOCK */
 
 /* Returns elements [e, e + TSHI_OPTIM_CHUNK) of operand i, of n elements, as tsh_real: in place if
- * they can be written there, too, else converted in `pad`. */
+ * they are of that dtype and not the gradient, which must not change; else copied or converted to
+ * `pad`. */
 static tsh_real *tshi_optim_chunk_load(const tshi_operand *operand, int i, int64_t e, int64_t n,
                                        tsh_real *pad) {
     const tshi_operand *x = &operand[i];
@@ -105,7 +106,7 @@ static void tshi_optim_chunk(int64_t n, const tshi_operand *operand, const void 
     }
 }
 
-/* Returns what a custom optimiser's update is given besides its arrays. */
+/* Returns the tsh_update that a custom optimiser's function gets, without the arrays in it. */
 static tsh_update tshi_optim_given(const tshi_turn *turn) {
     tsh_update given;
     memset(&given, 0, sizeof given);
@@ -117,16 +118,17 @@ static tsh_update tshi_optim_given(const tshi_turn *turn) {
     return given;
 }
 
-/* What the update functions below are given as `user`; which fields a function uses, its caller
- * says. */
+/* Constants of an optimiser that are the same for all elements: the argument `user` of the update
+ * functions below, each of which uses some of the fields. */
 typedef struct tshi_rates {
-    double b1, b2, eps, momentum; /* decay rates of the moments; what is added to a root */
-    double a, b;                  /* factors that depend on the step */
+    /* b1, b2, momentum: decay rates of the moments; eps: added to a root */
+    double b1, b2, eps, momentum;
+    double a, b; /* factors that depend on the step */
     int flag;
 } tshi_rates;
 
-/* Updates all elements of this rank by `update`. decoupled 1: weight decay is that of AdamW; 0: it
- * is added to the gradient. */
+/* Runs `update`, the function of an optimiser, on all elements of the parameter that this rank
+ * updates. decoupled 1: weight decay is that of AdamW; 0: it is added to the gradient. */
 static void tshi_optim_run_chunks(tshi_turn *turn,
                                   void (*update)(const tsh_update *update, void *user),
                                   tshi_rates *rates, int decoupled) {
@@ -228,8 +230,8 @@ static void tshi_optim_update_adamax(tshi_turn *turn) {
     tshi_optim_run_chunks(turn, tshi_optim_adamax, &rates, 0);
 }
 
-/* NAdam and RAdam: m and v as Adam's; x -= (a g + b m) / (sqrt(v) root + eps), flag 1: without the
- * divisor. root is in .momentum. */
+/* NAdam and RAdam: m and v as Adam's; x -= (a g + b m) / (sqrt(v) root + eps) or, if flag is 1, x
+ * -= a g + b m. root is in rates.momentum. */
 static void tshi_optim_adams(const tsh_update *u, void *user) {
     const tshi_rates *r = (const tshi_rates *)user;
     const tsh_real c1 = TSHI_R(1 - r->b1), b2 = TSHI_R(r->b2), c2 = TSHI_R(1 - r->b2),

@@ -10,8 +10,8 @@
 typedef struct tshi_optim_row {
     const char *name; /* the optimiser's name in tsh_summary and in files */
     int moments;      /* number of moments; see tshi_optim_moments */
-    int whole;        /* 1: the update needs whole parameters */
-    /* what 0 means in tsh_optim_desc */
+    int whole;        /* 1: the update needs whole, unsharded parameters */
+    /* defaults: the values that 0 stands for in tsh_optim_desc */
     double lr, momentum, beta1, beta2, eps, weight_decay;
     void (*update)(tshi_turn *turn);
 } tshi_optim_row;
@@ -38,7 +38,7 @@ static const char *tshi_optim_name(const tsh_optim_desc *d) {
     return d->kind == TSH_CUSTOM && d->custom.name ? d->custom.name : tshi_optims[d->kind].name;
 }
 
-/* Returns 1 if an optimiser needs whole parameters. */
+/* Returns 1 if the update of an optimiser needs whole parameters, neither sharded nor chunked. */
 static int tshi_optim_is_whole(const tsh_optim_desc *d) {
     return tshi_optims[d->kind].whole || (d->kind == TSH_CUSTOM && d->custom.whole);
 }
@@ -59,8 +59,8 @@ static tsh_dtype tshi_optim_moments_dtype(const tsh_optim_desc *d) {
     return d->kind == TSH_ADAFACTOR ? TSH_REAL : d->moments_dtype;
 }
 
-/* Returns 1 if moment i of a parameter has not the parameter's shape: Adafactor's means of rows (0)
- * and of columns (1), which every rank holds. */
+/* Returns 1 if the moments of a parameter have not its shape but are Adafactor's means of squares:
+ * moment 0 of the rows, moment 1 of the columns. Every rank holds all of them. */
 static int tshi_optim_is_factored(const tsh_optim_desc *d, const tsh_tensor *param) {
     return d->kind == TSH_ADAFACTOR && param->ndim > 1;
 }
@@ -93,14 +93,15 @@ TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_assign, tshi_update);
 
-/* Collective over dp and tp: gathers the values of operand i, such as a moment, in `whole`, a
- * global tensor. shard: scratch with space for this rank's shard. */
+/* Collective over dp and tp: gathers the values of operand i, such as a moment, in `whole`, an
+ * array of the parameter's global shape. shard: scratch with space for this rank's shard. */
 static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_operand *x, int i,
                                           tsh_real *shard, tsh_real *whole) {
     const tsh_layout replicated = tsh_replicated();
     const tsh_tensor *t = turn->t;
     const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* copy of x with operand i as the parameter */
+    /* copy of x in which operand i takes the parameter's place */
+    tshi_operand part[TSHI_OPTIM_OPERANDS];
     tsh_real pad[TSHI_BLOCK];
     memcpy(part, x, sizeof part);
     part[TSHI_OPTIM_X] = x[i];
@@ -115,8 +116,8 @@ static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_oper
                                   whole);
 }
 
-/* Stores this rank's elements of `whole`, a global tensor, in operand i, which may be rounded at
- * random. shard: scratch with space for this rank's shard. */
+/* Stores this rank's elements of `whole`, an array of the parameter's global shape, in operand i,
+ * which may be rounded at random. shard: scratch with space for this rank's shard. */
 static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, int i,
                                   tsh_real *whole, tsh_real *shard) {
     const tsh_layout replicated = tsh_replicated();
@@ -143,10 +144,10 @@ static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     tsh_ctx *ctx = turn->t->ctx;
     const int64_t n = tsh_numel(turn->t);
     tshi_operand *const own = turn->x, whole[TSHI_OPTIM_OPERANDS];
-    /* at[i]: operand i, a global tensor; NULL: the optimiser does not have it, or every rank holds
-     * all of it */
+    /* at[i]: operand i as an array of the global shape; NULL: the optimiser does not have it, or
+     * every rank holds all of it */
     tsh_real *at[TSHI_OPTIM_LOW], *shard;
-    int arrays = 0; /* number of global operands */
+    int arrays = 0; /* number of operands to be gathered */
     tshi_block *block;
     for (int i = 0; i < TSHI_OPTIM_LOW; i++)
         arrays += own[i].data &&

@@ -25,7 +25,7 @@ typedef struct tshi_update {
     /* for tshi_optim_chunk alone: the function that updates elements, and its second argument */
     void (*update)(const tsh_update *update, void *user);
     void *user;
-    const tsh_update *given; /* what update is given besides the elements */
+    const tsh_update *given; /* what update gets besides the arrays */
 } tshi_update;
 
 /* Returns the TSHI_BLOCK elements of the parameter from element e on as tsh_real: exact float
@@ -332,8 +332,8 @@ typedef struct tshi_turn {
     double lr, decay;           /* learning rate and weight decay of this parameter */
     int64_t step;               /* number of this update of the parameter, from 1 on */
     /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the optimiser needs
-     * whole parameters, they are global tensors, row-major and of tsh_real, which the update may
-     * write to; it keeps what it writes to X and the moments. Otherwise they are what
+     * whole parameters, each operand is a whole row-major array of tsh_real, which the update may
+     * write to; what it writes to X and to the moments is kept. Otherwise they are what
      * tshi_optim_run reads and writes. */
     tshi_operand *x;
     /* options of the kernel: clip and the fields for random rounding are set already, the others

@@ -82,7 +82,7 @@ static const char *tshi_optim_kind(const tsh_optim *optim, char text[TSHI_TEXT_S
 
 /* Returns 1 if a dtype has the range of a float, as training needs it; f16 has not. */
 static int tshi_optim_trains(tsh_dtype dtype) {
-    int64_t widest; /* memory for one element of any dtype that has no blocks */
+    int64_t widest; /* memory for one element of any dtype that is not quantised */
     tshi_dtype_put(dtype, &widest, 0, 1e30);
     return tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX;
 }
@@ -130,7 +130,8 @@ static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
     tshi_walk at = {NULL, NULL, 0};
     const tsh_tensor *first = NULL;
     char text[TSH_MESSAGE_SIZE];
-    int count = 0, frozen = 0; /* count: number of quantised weights; frozen: of parameters */
+    /* count: number of quantised weights; frozen: number of frozen parameters */
+    int count = 0, frozen = 0;
     while (tshi_module_step_once(module, &at)) {
         frozen += !at.param->requires_grad && !(at.param->flags & TSHI_BUFFER);
         if (!tshi_dtype_in_blocks(at.param->dtype)) continue;
@@ -200,7 +201,7 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         param->grad_dtype = TSH_DTYPE_DEFAULT;
         param->updates = NULL;
     }
-    /* Parameters that other optimisers have, too, get the fields that these want. */
+    /* Sets the fields of parameters that other optimisers update, too, as these want them. */
     tshi_optim_claim_all(optim->module->ctx->optims);
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -214,8 +215,8 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     }
 }
 
-/* Gives parameters that match the pattern this weight decay and lr_scale, and an optimiser, desc,
- * unless that is NULL. op: the public function, for errors. */
+/* Sets the weight decay and lr_scale of the parameters that match the pattern and, unless desc is
+ * NULL, makes desc the optimiser that updates them. op: the public function, for errors. */
 static TSHI_COLD tsh_result tshi_optim_set_group(tsh_optim *optim, const char *op,
                                                  const char *pattern, double lr_scale,
                                                  double weight_decay, const tsh_optim_desc *desc) {
@@ -326,7 +327,7 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     if (optim->desc.schedule)
         tsh_optim_set_lr(optim, tsh_schedule_lr(&optim->schedule,
                                                 optim->info.steps + optim->info.skipped));
-    if (ctx->error.code != TSH_OK) return; /* a .factor that is not finite */
+    if (ctx->error.code != TSH_OK) return; /* the schedule gave no valid rate */
     if (norm <= DBL_MAX) {   /* false for NaN and infinity */
         tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
         optim->info.steps++;

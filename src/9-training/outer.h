@@ -5,14 +5,15 @@
 /* Needs: >>optim >>ema.                                                      */
 /* ========================================================================== */
 
-/* The replicas' changes of a fragment are averaged by two collectives over dp. Its message is a
- * matrix of shape (ranks of dp, width). Row k has chunk k of every parameter: the local elements
- * are cut into blocks of TSHI_DTYPE_BLOCK, and the blocks into chunks by torch.chunk's rule; a
- * chunk is padded with zeros to the length of the parameter's chunk 0. So what an element becomes
- * does not depend on the fragments.
- *   1. An all-to-all sends row k of each rank to rank k, in the dtype of the wire.
+/* A fragment is a set of parameters that are exchanged together. The replicas' changes of its
+ * parameters are averaged by two collectives over dp. The message is a matrix of shape (ranks of
+ * dp, width). Row k has chunk k of every parameter: the local elements are cut into blocks of
+ * TSHI_DTYPE_BLOCK, and the blocks into chunks by torch.chunk's rule; a chunk is padded with zeros
+ * to the length of the parameter's chunk 0. So what an element becomes does not depend on how many
+ * fragments there are.
+ *   1. An all-to-all sends row k of each rank to rank k, in the dtype desc.wire.
  *   2. Rank k adds up the rows that it has received, in the order of rule 5 of >>comm-api, divides
- *      the sum by the number of ranks, and converts it to the wire's dtype, once.
+ *      the sum by the number of ranks, and converts it to desc.wire, once.
  *   3. An all-gather sends row k of rank k to all ranks. Each decodes the same bytes, rank k those
  *      of row k too, so that all ranks have the same means. */
 
@@ -23,23 +24,23 @@ enum {
     TSHI_OUTER_SCALE = 4096
 };
 
-/* Where the exchange of a fragment is. */
+/* How far the exchange of a fragment has got. */
 typedef enum tshi_outer_stage {
     TSHI_OUTER_IDLE,
     TSHI_OUTER_SCATTERS, /* the all-to-all runs */
     TSHI_OUTER_GATHERS,  /* the all-gather runs */
-    TSHI_OUTER_ARRIVED   /* the parameters' .change has the means */
+    TSHI_OUTER_ARRIVED   /* its parameters' .change has the means */
 } tshi_outer_stage;
 
 /* What a tsh_outer keeps of a parameter. Its tensors are of TSH_REAL and in the parameter's layout;
  * all are NULL while the parameter is frozen. */
 typedef struct tshi_outer_param {
     tsh_tensor *param;
-    tsh_tensor *weight; /* its value after the last outer step, the same on all replicas */
+    tsh_tensor *weight; /* the parameter after the last outer step, the same on all replicas */
     tsh_tensor *moment; /* the momentum of the outer step */
     tsh_tensor *change; /* the mean change of the replicas that has arrived; NULL: none */
-    int fragment;       /* the fragment it belongs to */
-    int sent;           /* 1: it is in the message that is on its way */
+    int fragment;       /* index of its fragment */
+    int sent;           /* 1: its change is in a message under way */
     int64_t row;        /* index of its first element in a row of the message */
     tsh_layout layout;  /* the parameter's layout when the message was made */
 } tshi_outer_param;
@@ -50,8 +51,9 @@ typedef struct tshi_outer_fragment {
     tshi_outer_stage stage;
     int64_t sent;    /* step at which it was sent last; 0: never */
     int64_t width;   /* elements of a row of the message */
-    int64_t *counts; /* shape (dp.size): numbers that a row has in the message's dtype */
-    /* the message: the rows to send, then the means; the rows received. NULL: none */
+    int64_t *counts; /* shape (dp.size): elements of a row, in the dtype that is sent */
+    /* out: the message: the rows to send, later the means; in: the rows received. NULL: no
+     * message */
     tsh_tensor *out, *in;
 } tshi_outer_fragment;
 
@@ -64,8 +66,8 @@ struct tsh_outer {
     int64_t saved[4];
     tshi_outer_param *each; /* shape (count): one for each parameter of the optimiser */
     int count;
-    tshi_outer_fragment *fragment; /* shape (desc.fragments) */
-    tsh_outer *older;              /* the one of the ctx made before; NULL: none */
+    tshi_outer_fragment *fragment; /* desc.fragments entries */
+    tsh_outer *older;              /* the tsh_outer made before this one; NULL: none */
 };
 
 /* Returns an error if an option is out of range. */
@@ -114,7 +116,7 @@ static TSHI_COLD tsh_result tshi_outer_check_optim(const tsh_module *module,
 
 /* Deals the parameters to the fragments: each to the one with the fewest elements so far. */
 static TSHI_COLD void tshi_outer_deal(tsh_outer *outer) {
-    int64_t load[TSHI_OUTER_FRAGMENTS] = {0}; /* number of elements of a fragment */
+    int64_t load[TSHI_OUTER_FRAGMENTS] = {0}; /* load[f]: number of elements of fragment f */
     for (int i = 0; i < outer->count; i++) {
         int least = 0;
         for (int f = 1; f < outer->desc.fragments; f++)
@@ -125,7 +127,7 @@ static TSHI_COLD void tshi_outer_deal(tsh_outer *outer) {
     }
 }
 
-/* Sets what a file has of the settings. */
+/* Sets outer->saved, the settings that a file stores. */
 static void tshi_outer_describe(tsh_outer *outer) {
     outer->saved[0] = outer->desc.every;
     outer->saved[1] = outer->desc.fragments;
@@ -175,17 +177,17 @@ TSH_API TSHI_COLD tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim,
 
 /* -- the state of parameters -------------------------------------------------- */
 
-/* Elements of a parameter, or of a row of a message: the argument of the functions that threads
- * run. */
+/* The argument of the functions that threads run on the blocks of a parameter, or of a row of a
+ * message. */
 typedef struct tshi_outer_work {
     const tsh_outer *outer;
     const tshi_outer_param *each;
     const tshi_outer_fragment *fragment;
     int64_t n;      /* number of local elements of the parameter */
-    int64_t blocks; /* number of blocks of its chunk 0 */
+    int64_t blocks; /* number of blocks of the parameter's chunk 0 */
 } tshi_outer_work;
 
-/* Returns the number of blocks that n elements take. */
+/* Returns how many blocks of TSHI_DTYPE_BLOCK elements n elements take. */
 static int64_t tshi_outer_blocks(int64_t n) {
     return tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
 }
@@ -215,7 +217,7 @@ static void tshi_outer_take_part(void *job, int thread, int64_t from, int64_t to
                       (tsh_real *)tshi_tensor_at(work->each->weight) + first);
 }
 
-/* Releases what is kept of a parameter. */
+/* Releases the outer weight, momentum and mean change of a parameter. */
 static void tshi_outer_drop(tshi_outer_param *each) {
     tsh_tensor_free(each->weight);
     tsh_tensor_free(each->moment);
@@ -223,7 +225,7 @@ static void tshi_outer_drop(tshi_outer_param *each) {
     each->weight = each->moment = each->change = NULL;
 }
 
-/* Sets a parameter to its outer weight. */
+/* Sets a parameter to its outer weight, its value after the last outer step, if it has one. */
 static void tshi_outer_restore(const tshi_outer_param *each) {
     if (each->weight && tshi_layout_equal(&each->weight->layout, &each->param->layout,
                                           each->param->dim, &each->param->ctx->deal))
@@ -232,8 +234,8 @@ static void tshi_outer_restore(const tshi_outer_param *each) {
 }
 
 /* Before a step: gives each parameter that is trained an outer weight and its momentum, in the
- * layout that the parameter has now. One that has been frozen since goes back to its outer weight,
- * so that it is the same on all replicas. */
+ * layout that the parameter has now. A parameter that was frozen meanwhile gets its outer weight
+ * back, so that it is the same on all replicas. */
 static tsh_result tshi_outer_begin(tsh_outer *outer) {
     tsh_ctx *ctx = outer->module->ctx;
     if (tsh_materialize(outer->module) != TSH_OK) return ctx->error.code;
@@ -257,22 +259,22 @@ static tsh_result tshi_outer_begin(tsh_outer *outer) {
 
 /* -- the exchange --------------------------------------------------------------- */
 
-/* Returns the address of an element of a message, the first one of a block. */
+/* Returns the address of an element of a message; it must be the first element of a block. */
 static void *tshi_outer_at(const tsh_outer *outer, const tsh_tensor *message, int64_t element) {
     return (char *)tshi_tensor_at(message) + tshi_dtype_bytes(outer->desc.wire, element);
 }
 
 /* Returns where block b of the parameter is in the fragment's message. */
 static void *tshi_outer_place(const tshi_outer_work *work, int64_t b) {
-    const int64_t k = b / work->blocks; /* the row */
+    const int64_t k = b / work->blocks; /* the row of the message that has block b */
     return tshi_outer_at(work->outer, work->fragment->out,
                          k * work->fragment->width + work->each->row +
                              (b - k * work->blocks) * TSHI_DTYPE_BLOCK);
 }
 
 /* Runs on one thread: writes to the message by how much this replica's steps have changed the
- * parameter: old - new, for the blocks [from, to). The old value is what the parameter had of the
- * outer weight: rounded to its dtype if it keeps no exact floats. */
+ * parameter: old - new, for the blocks [from, to). old is the outer weight as the parameter got it:
+ * rounded to the parameter's dtype if that keeps no exact floats. */
 static void tshi_outer_encode_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_outer_work *work = (const tshi_outer_work *)job;
     const tsh_tensor *t = work->each->param;
@@ -293,8 +295,8 @@ static void tshi_outer_encode_part(void *job, int thread, int64_t from, int64_t 
     }
 }
 
-/* Runs on one thread, on the rank's own row: replaces the blocks [from, to) of what is to be sent
- * by the mean of all ranks' rows. */
+/* Runs on one thread: replaces the blocks [from, to) of this rank's own row, in the message to
+ * send, by the mean of all ranks' rows. */
 static void tshi_outer_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_outer_work *work = (const tshi_outer_work *)job;
     const tshi_outer_fragment *fragment = work->fragment;
@@ -304,7 +306,7 @@ static void tshi_outer_sum_part(void *job, int thread, int64_t from, int64_t to)
     (void)thread;
     for (int64_t b = from; b < to; b++) {
         const int64_t e = b * TSHI_DTYPE_BLOCK;
-        for (int i = 1; i <= dp->size; i++) { /* rank 1 + rank first, this rank last */
+        for (int i = 1; i <= dp->size; i++) { /* begins with the next rank, ends with this one */
             const int64_t row = (dp->rank + i) % dp->size * fragment->width;
             wire->load(tshi_outer_at(work->outer, fragment->in, row + e), 1, TSHI_DTYPE_BLOCK, x);
             for (int k = 0; k < TSHI_DTYPE_BLOCK; k++) sum[k] = i > 1 ? sum[k] + x[k] : x[k];
@@ -423,7 +425,7 @@ static int tshi_outer_same_layout(const tshi_outer_param *each) {
                            t->path);
 }
 
-/* Waits for the means of fragment f and keeps them beside its parameters. */
+/* Waits for the mean changes of fragment f and stores them in its parameters' .change. */
 static void tshi_outer_collect(tsh_outer *outer, int f) {
     tsh_ctx *ctx = outer->module->ctx;
     tshi_outer_fragment *fragment = &outer->fragment[f];
@@ -482,8 +484,8 @@ static void tshi_outer_apply(tsh_outer *outer, int f) {
     outer->info.exchanges++;
 }
 
-/* Returns the number of fragments that have been sent after `steps` steps: a fragment each
- * every / fragments steps, rounded down. */
+/* Returns how many times a fragment has been sent after `steps` steps: once every every / fragments
+ * steps, rounded down. */
 static int64_t tshi_outer_sent(const tsh_outer *outer, int64_t steps) {
     const int64_t rounds = steps / outer->desc.every, rest = steps % outer->desc.every;
     return rounds * outer->desc.fragments + rest * outer->desc.fragments / outer->desc.every;
@@ -495,9 +497,9 @@ static int tshi_outer_due(const tsh_outer *outer, int64_t step) {
     return sent > tshi_outer_sent(outer, step - 1) ? (int)((sent - 1) % outer->desc.fragments) : -1;
 }
 
-/* Does what is due of fragment f after this step. All ranks start the collectives of all fragments
- * in the same order: the all-gather half of .delay after the all-to-all, in whatever state this
- * rank's requests are. */
+/* Takes the steps of fragment f's exchange that are due now. When they are depends on step numbers
+ * alone (the all-gather: half of .delay after the all-to-all), not on whether this rank's requests
+ * are complete, so all ranks start the collectives of all fragments in the same order. */
 static void tshi_outer_advance(tsh_outer *outer, int f) {
     tshi_outer_fragment *fragment = &outer->fragment[f];
     const int64_t age = outer->info.steps - fragment->sent, delay = outer->desc.delay;
@@ -510,7 +512,7 @@ static void tshi_outer_advance(tsh_outer *outer, int f) {
         tshi_outer_apply(outer, f);
 }
 
-/* Returns 0 if the optimiser was freed. */
+/* Returns 1 if outer's optimiser still exists, 0 if it was freed. */
 static int tshi_outer_has_optim(const tsh_outer *outer) {
     const tsh_optim *optim = outer->module->ctx->optims;
     while (optim && optim != outer->optim) optim = optim->older;
@@ -543,7 +545,7 @@ TSH_API tsh_outer_info tsh_outer_state(const tsh_outer *outer) {
 
 /* -- files; the end --------------------------------------------------------------- */
 
-/* Collective over dp, before a save: waits for all that is on its way, and gives every trained
+/* Collective over dp, before a save: waits for all exchanges under way, and gives every trained
  * parameter the moments of its optimiser, which a replica that has skipped its steps may lack. */
 static tsh_result tshi_outer_settle(tsh_outer *outer) {
     tsh_ctx *ctx = outer->module->ctx;
@@ -566,7 +568,8 @@ static tsh_result tshi_outer_settle(tsh_outer *outer) {
     return ctx->error.code;
 }
 
-/* Forgets all that tsh_outer_new has not set, without the requests' results. */
+/* Resets outer to its state after tsh_outer_new: waits for the collectives under way, ignores their
+ * results, and releases messages, outer weights and momenta. */
 static void tshi_outer_reset(tsh_outer *outer) {
     tsh_ctx *ctx = outer->module->ctx;
     for (int f = 0; f < outer->desc.fragments; f++) {
@@ -583,7 +586,7 @@ static void tshi_outer_reset(tsh_outer *outer) {
     outer->info.steps = outer->info.exchanges = 0;
 }
 
-/* After a load: finds out which fragments were on their way when the file was saved. */
+/* After a load: finds out the changes of which fragments were under way when the file was saved. */
 static void tshi_outer_resume(tsh_outer *outer) {
     tshi_outer_describe(outer);
     for (int64_t step = outer->info.steps; step > 0; step--) {

@@ -246,7 +246,7 @@ static void tshi_pipeline_send_output(tsh_pipeline *p, tsh_tensor *y) {
  * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
-    tsh_module *child = p->child; /* the stage's children follow each other */
+    tsh_module *child = p->child; /* the next of the stage's children to run */
     tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_input(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
@@ -458,7 +458,7 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
 }
 
 /* Sets *loss to the mean loss: over this replica's micro-batches if losses are means, over their
- * terms if they are sums (.weight); over_dp 1: then over those of all replicas. */
+ * terms if losses are sums (.weight), and with over_dp 1 over the terms of all replicas. */
 static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss, int over_dp) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && over_dp && ctx->error.code == TSH_OK)
@@ -600,7 +600,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
         if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
-        param->stage = 1 + s; /* 1 + stage; in the end, that of the first holder */
+        param->stage = 1 + s; /* in the end, 1 + the first stage that holds it */
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];

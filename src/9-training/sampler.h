@@ -11,11 +11,12 @@
 
 /* The permutation of one epoch. */
 typedef struct tshi_sampler_order {
-    uint64_t key, stream; /* of Philox: the seed; a hash of the epoch */
-    int half;             /* half of the bits of the numbers that the network permutes */
+    /* of the random generator Philox: key, the seed, and stream, a hash of the epoch */
+    uint64_t key, stream;
+    int half; /* half of the bits of the numbers that the network permutes */
 } tshi_sampler_order;
 
-/* Returns the place to which the network takes x, a number of 2 order->half bits. */
+/* Returns the number to which the Feistel network permutes x, a number of 2 order->half bits. */
 static uint64_t tshi_sampler_network(const tshi_sampler_order *order, uint64_t x) {
     const uint64_t mask = ((uint64_t)1 << order->half) - 1;
     uint64_t left = x >> order->half, right = x & mask;

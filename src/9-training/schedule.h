@@ -39,7 +39,8 @@ static TSHI_COLD tsh_result tshi_schedule_check(tsh_ctx *ctx, const char *op,
                     lacks);
 }
 
-/* Returns the value between a and b at `done`, 0 to 1, of half a cosine; cosine 0: of a line. */
+/* Interpolates between a (done 0) and b (done 1): along half a cosine or, if cosine is 0,
+ * linearly. */
 static double tshi_schedule_between(double a, double b, double done, int cosine) {
     if (cosine) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
     return a + (b - a) * done;
@@ -57,7 +58,8 @@ static double tshi_schedule_one_cycle(const tsh_schedule *s, double step) {
     return tshi_schedule_between(s->lr, last, (step - peak) / (end - peak), 1);
 }
 
-/* TSH_WSD: lr until step total - decay, then down to lr_min. */
+/* TSH_WSD (warmup, stable, decay): the rate is lr until step total - decay, then falls to
+ * lr_min. */
 static double tshi_schedule_wsd(const tsh_schedule *s, double step) {
     const double span = s->decay > 0 ? (double)s->decay : (double)(s->total / 10);
     const double left = (double)s->total - step; /* steps until the end */
@@ -68,7 +70,8 @@ static double tshi_schedule_wsd(const tsh_schedule *s, double step) {
 
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
     const tsh_schedule *s = schedule;
-    double after, span; /* steps since the end of the warm-up; from there to the end */
+    /* after: steps since the end of the warm-up; span: steps from there to .total */
+    double after, span;
     if (!s) return 0;
     if (tshi_schedule_lacks(s)) return (double)NAN;
     if (step < 0) step = 0;

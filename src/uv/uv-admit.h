@@ -37,7 +37,7 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, tshi_uv_channel
 static int tshi_uv_is_local(int fd) {
     tshi_uv_address ends[2];
     char text[2][64];
-    for (int i = 0; i < 2; i++) { /* this end, then the other */
+    for (int i = 0; i < 2; i++) { /* 0: this end; 1: the other */
         if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
         tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
     }
@@ -53,7 +53,7 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     int near = TSHI_UV_NEAR; /* size of the send buffer in bytes */
     if (!link) return 0;     /* no group needs this connection any more */
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
-    if (link->fd < 0) link->group->missing--; /* the group lacks one connection less */
+    if (link->fd < 0) link->group->missing--; /* one connection less is missing */
     tshi_uv_close_fd(&link->fd);              /* the connection of an earlier attempt, if any */
     link->fd = fd;
     link->checks = (hello->options & TSHI_UV_CHECKED) != 0;
@@ -62,8 +62,8 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     return 1;
 }
 
-/* Sends LINKED to a lower rank, once this rank has both connections to it that a new group needs.
- * While the world forms, ranks send READY to rank 0 instead. */
+/* Sends the message LINKED to a lower rank, once this rank has both connections to it that a new
+ * group needs. While the world forms, ranks send READY to rank 0 instead. */
 static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
     tshi_uv_group *group = world->making;
     if (!group || tshi_uv_unlinked(group, tshi_uv_member(group, rank))) return;
@@ -87,7 +87,7 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         }
     }
     if (!conn->dialled) world->peer[rank].process = conn->hello.process;
-    if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
+    if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* a control connection */
         /* closes the connection of an earlier attempt, if any */
         tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
         kept = tshi_uv_attach(world, rank, conn->fd, channel, conn->name);
@@ -120,7 +120,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
         done = tshi_uv_share_step(conn);
     } else {
         done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
-        share = conn->hello.purpose == TSHI_UV_SHARE; /* the server knows it from the hello */
+        share = conn->hello.purpose == TSHI_UV_SHARE; /* known from the client hello */
         if (done == 1 && share) done = tshi_uv_share_begin(conn);
     }
     if (done > 0 && share) {
@@ -169,7 +169,7 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     tshi_uv_conn *conn = world->conns; /* this list has dialled connections, too */
     int skip;
     if (!world->unproven) return 0;
-    /* number of accepted connections to pass over in the list */
+    /* number of accepted connections in the list before the one to be closed */
     skip = (int)randombytes_uniform((uint32_t)world->unproven);
     while (conn->dialled || skip--) conn = conn->next; /* skips dialled ones, too */
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
@@ -186,7 +186,7 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
     int need = tshi_uv_descriptors(world->size);
     uv_mutex_lock(&world->lock);
     for (const tshi_uv_group *group = world->groups; group; group = group->next)
-        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links to a member */
+        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 per member */
     uv_mutex_unlock(&world->lock);
     tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
                      need);
@@ -197,7 +197,7 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
 /* Callback when connections arrive on world->listener: accepts them and starts their handshakes. */
 static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
-    const int near = poll == world->shm_listening; /* 1: from ranks of this host */
+    const int near = poll == world->shm_listening; /* 1: connections of this host's ranks */
     const int *listener = near ? &world->shm_listener : &world->listener;
     (void)status;
     (void)events;
@@ -241,7 +241,7 @@ static void tshi_uv_dial(tshi_uv_conn *conn) {
     why = errno; /* saved before another call changes errno */
     if (conn->hello.purpose == TSHI_UV_SHARE &&
         (fd >= 0 ? !tshi_uv_same_user(fd) : why == ECONNREFUSED)) {
-        tshi_uv_close_fd(&fd); /* another user; or the rank is on another host: it uses TCP */
+        tshi_uv_close_fd(&fd); /* peer of another user, or on another host: TCP is used */
         tshi_uv_conn_free(conn);
         return;
     }

@@ -25,7 +25,8 @@ static int tshi_uv_meet(tshi_uv_link *link) {
     return moved;
 }
 
-/* Reads once from a connection, by its socket or in shared memory: see tshi_uv_read_once. */
+/* Reads once from a connection, by its socket or in shared memory. Returns 2: more bytes may be
+ * there; 1: no more for now; 0: no byte was read. */
 static int tshi_uv_read_link(tshi_uv_link *link) {
     return link->pipe.out ? tshi_uv_shm_read(link) : tshi_uv_read_once(link);
 }

@@ -21,8 +21,8 @@
 
 /* Contiguous bytes in a buffer. */
 typedef struct tshi_uv_span {
-    char *at;     /* where they begin */
-    int64_t size; /* how many they are */
+    char *at;     /* address of the first byte */
+    int64_t size; /* number of bytes */
 } tshi_uv_span;
 
 static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes per element. */
@@ -98,30 +98,33 @@ static int tshi_uv_summed(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
-/* The steps of each row that a rank sends to one peer, or receives from it: [from, to). first: the
- * chunk of step 0. */
+/* A lane is what one rank sends to another in a ring: steps [from, to) of each row of its stream.
+ * first: the chunk of step 0. */
 typedef struct tshi_uv_lane {
     int first, from, to;
 } tshi_uv_lane;
 
-/* Returns the lane to a peer (out = 1), or from it. */
+/* Returns the lane (steps of a ring's rows) that this rank sends to a peer (out = 1), or receives
+ * from it. */
 static tshi_uv_lane tshi_uv_lane_of(const tshi_uv_op *op, int peer, int out) {
     const tshi_uv_group *group = op->group;
     const int rank = group->rank, receiver = out ? peer : rank, sender = out ? rank : peer;
     const int steps = tshi_uv_steps(op), others = group->last[receiver] - group->first[receiver];
     tshi_uv_lane lane = {out ? tshi_uv_first_out(op) : tshi_uv_first_in(op), 0, steps};
     if (op->coll.kind == TSH_REDUCE_SCATTER || receiver != group->first[receiver]) return lane;
-    if (sender != group->last[receiver]) { /* the previous rank */
+    if (sender != group->last[receiver]) { /* sender: the ring's previous rank */
         lane.to = steps - others;
-    } else { /* of the receiver's steps the last ones; of the sender's those after the sums */
+    } else {
+        /* the receiver's last steps of each row are the sender's first ones after its sums */
         lane.from = out ? tshi_uv_summed(op) : steps - others;
         lane.to = lane.from + others;
     }
     return lane;
 }
 
-/* Returns 1 if the last rank of this one's host sends to the first what that does not get from the
- * previous rank. */
+/* Returns 1 if op is an all-gather or all-reduce and this rank's host has several ranks: then the
+ * host's last rank sends to its first the chunks that the first does not get from the previous
+ * rank. */
 static int tshi_uv_closes(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     return group->last[group->rank] > group->first[group->rank] &&
@@ -136,7 +139,7 @@ typedef struct tshi_uv_at {
     int64_t offset;     /* offset of this position in the chunk, in bytes */
 } tshi_uv_at;
 
-/* Returns the chunk that step `step` of a lane carries. */
+/* Returns the chunk of which step `step` of a lane carries a segment. */
 static int tshi_uv_chunk_of(const tshi_uv_op *op, const tshi_uv_lane *lane, int step) {
     return (lane->first + 2 * op->group->size - step) % op->group->size;
 }
@@ -151,7 +154,7 @@ static int64_t tshi_uv_before_row(const tshi_uv_op *op, const tshi_uv_lane *lane
     return total;
 }
 
-/* Returns the bytes of a lane's stream. */
+/* Returns the size in bytes of a lane's whole stream. */
 static int64_t tshi_uv_lane_total(const tshi_uv_op *op, const tshi_uv_lane *lane) {
     return tshi_uv_before_row(op, lane, INT64_MAX / TSHI_UV_SEGMENT);
 }
@@ -209,8 +212,8 @@ static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
     return span;
 }
 
-/* Returns how many bytes of an outgoing lane may be sent, as far as they depend on what comes from
- * `peer`, of which `ready` bytes may be sent on. */
+/* Returns how many bytes of the outgoing lane may be sent, given that `ready` bytes of what `peer`
+ * sends may be forwarded. INT64_MAX: the rest of the lane does not depend on `peer`. */
 static int64_t tshi_uv_lane_ready(const tshi_uv_op *op, const tshi_uv_lane *out, int peer,
                                   int64_t ready) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 0);
@@ -221,7 +224,7 @@ static int64_t tshi_uv_lane_ready(const tshi_uv_op *op, const tshi_uv_lane *out,
     again = lane.from + 1 < out->from ? out->from : lane.from + 1;
     if (in.step + 1 < out->from) return tshi_uv_position(op, out, in.row, out->from, 0);
     if (in.step + 1 < out->to) return tshi_uv_position(op, out, in.row, in.step + 1, in.done);
-    /* what is not sent on holds nothing up before the next row */
+    /* byte `ready` is in a step that is not forwarded: nothing waits for it before the next row */
     return again < out->to ? tshi_uv_position(op, out, in.row + 1, again, 0) : INT64_MAX;
 }
 
@@ -237,8 +240,8 @@ static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int peer, int64_t total)
     return tshi_uv_min(ready, total);
 }
 
-/* Returns how many bytes of a reduce-scatter's incoming stream have been sent on, so that their
- * place in the window is free. */
+/* Returns how many bytes of a reduce-scatter's incoming stream have been forwarded, so that their
+ * place in the window (op->scratch) is free. */
 static int64_t tshi_uv_sent_on(const tshi_uv_op *op) {
     const int prev = tshi_uv_prev(op->group), next = tshi_uv_next(op->group);
     const tshi_uv_stream *s = &op->out[next];
@@ -256,7 +259,7 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int peer, int64_t at)
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 1);
     tshi_uv_at out = tshi_uv_locate(op, &lane, at);
     char *send = (char *)tshi_uv_send_buffer(op);
-    tshi_uv_span span = {send + out.offset, out.left}; /* all-gather, step 0: this rank's part */
+    tshi_uv_span span = {send + out.offset, out.left}; /* for an all-gather's step 0 */
     /* later steps of a reduce-scatter send the sums that are in the window */
     if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
         span = tshi_uv_window(op, tshi_uv_position(op, &in, out.row, out.step - 1, out.done));
@@ -266,8 +269,8 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int peer, int64_t at)
     return span;
 }
 
-/* Finds where byte `at` of the ring's stream from a peer is to be stored; size 0: the window is
- * full. */
+/* Finds where byte `at` of the ring's stream from a peer is to be stored; size 0: the window
+ * (op->scratch) is full. */
 static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int peer, int64_t at) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 0);
     tshi_uv_at in = tshi_uv_locate(op, &lane, at);
@@ -310,7 +313,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
  * may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, tshi_uv_prev(op->group), 0);
-    /* come: bytes received; n: bytes that one turn of the loop summed, or kept as they are; 0: not
+    /* come: bytes received; n: bytes that one turn of the loop summed, or kept unchanged; 0: not
      * even one whole element is left */
     int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1;
     while (op->ready < come && n) {
@@ -323,12 +326,13 @@ static void tshi_uv_ring_fold(tshi_uv_op *op) {
 
 /* ---- TSHI_UV_DIRECT: every rank sends its data to every other rank ---- */
 
-/* Returns 1 if by TSHI_UV_PIECES rank `from` sends the sum of chunk k to rank `to`: its own sum to
- * its host and to one rank of each other host, which sends it to the others there. */
+/* Returns 1 if rank `from` sends the sum of chunk k to rank `to` in TSHI_UV_PIECES. Rank k sends it
+ * to all ranks of its host and to one rank of each other host, which sends it to the others
+ * there. */
 static int tshi_uv_carries(const tshi_uv_op *op, int from, int to, int k) {
     const int *first = op->group->first, *last = op->group->last;
-    const int at = first[to] == first[from] ? from : to; /* one of the host that is sent to */
-    /* the rank of that host which gets the sum of chunk k from rank k */
+    const int at = first[to] == first[from] ? from : to; /* a rank of `to`'s host */
+    /* the rank of that host to which rank k sends the sum of chunk k */
     const int twin = first[at] + (k - first[k]) % (last[at] - first[at] + 1);
     if (first[to] != first[from]) return k == from && twin == to;
     return k == from || (first[k] != first[from] && twin == from);
@@ -412,7 +416,8 @@ static int64_t tshi_uv_summed_in_place(const tshi_uv_op *op) {
 static tshi_uv_span tshi_uv_in_ring(const tshi_uv_op *op, int r, int64_t offset) {
     const tshi_uv_pipe *pipe = &op->group->link[r].pipe;
     const int64_t at = (pipe->payload + offset) % pipe->size;
-    tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at}; /* only read */
+    /* the cast removes const; the bytes are only read */
+    tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at};
     return span;
 }
 
@@ -442,7 +447,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
 
 /* Returns the offset in recv, in bytes, at which the sum of chunk k is stored. */
 static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
-    if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is this rank's chunk */
+    if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is that chunk only */
     return tshb_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
 }
 
@@ -462,19 +467,20 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
 
 /* Sums of 16-bit floats are to be rounded only once, at their end, so partial sums cannot be sent
  * on in 16 bits, as in a ring. Instead every rank sends its chunk k to rank k, which sums them and,
- * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. Of another host one
- * rank gets it, and sends it to the others there. The stream to a peer is this rank's data of the
- * peer's chunk, then the sum of this rank's chunk, then the sums that it sends on. In place (recv
- * is send) that works too: the sum of a chunk, which overwrites this rank's data, arrives only
- * after that data was sent. */
+ * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. On each other host only
+ * one rank gets the sum from rank k, and sends it to the others there. The stream to a peer is this
+ * rank's data of the peer's chunk, then the sum of this rank's chunk, then the sums that it
+ * forwards. In place (recv is send) that works too: the sum of a chunk, which overwrites this
+ * rank's data, arrives only after that data was sent. */
 
-/* Bytes of the sum of a chunk. */
+/* A position in the sum of a chunk. */
 typedef struct tshi_uv_sum {
     int chunk;
-    int64_t at, left; /* before them, and from them on */
+    int64_t at, left; /* at, left: bytes of the sum before the position, and from it on */
 } tshi_uv_sum;
 
-/* Finds byte `offset` of the sums that rank `from` sends to rank `to`: its own comes first. */
+/* Finds byte `offset` of all sums that rank `from` sends to rank `to`: the sum of its own chunk
+ * comes first. */
 static tshi_uv_sum tshi_uv_sum_at(const tshi_uv_op *op, int from, int to, int64_t offset) {
     const int size = op->group->size;
     tshi_uv_sum sum = {from, offset, tshi_uv_length(op, from) - offset};
@@ -491,13 +497,15 @@ static tshi_uv_sum tshi_uv_sum_at(const tshi_uv_op *op, int from, int to, int64_
     return sum;
 }
 
-/* Returns how many bytes of the stream to a peer may be sent so far, of `total`. */
+/* Returns how many of the `total` bytes of the stream to a peer may be sent so far, in
+ * TSHI_UV_PIECES. */
 static int64_t tshi_uv_pieces_ready(const tshi_uv_op *op, int peer, int64_t total) {
     const int own = op->group->rank;
     int64_t ready = tshi_uv_length(op, peer);
     while (ready < total) {
         const tshi_uv_sum sum = tshi_uv_sum_at(op, own, peer, ready - tshi_uv_length(op, peer));
-        /* bytes of this sum that are there: it came behind the data of this rank's chunk */
+        /* bytes of this sum that this rank has: computed here, or received from rank sum.chunk,
+         * which first sends its data of this rank's chunk */
         const int64_t there = sum.chunk == own ? op->ready
                                                : op->in[sum.chunk].good - tshi_uv_length(op, own);
         if (there < sum.at + sum.left) return there > sum.at ? ready + there - sum.at : ready;
@@ -547,8 +555,8 @@ static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
-/* Copies to recv what this rank would send to itself: of this part of send, n bytes from byte
- * `offset` on. */
+/* Copies the part of send that this rank would send to itself to its place in recv: n bytes from
+ * byte `offset` of that part on. */
 static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
     const int rank = op->group->rank;
     for (int64_t end = offset + n; offset < end;) {
@@ -564,8 +572,9 @@ static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
 /* ---- where the next bytes of a frame are, whatever the algorithm ---- */
 
 /* Finds where byte `offset` of a frame's payload of `total` bytes is taken from, if the frame goes
- * to `peer` (out = 1), or stored, if it comes from `peer` (out = 0), and how many bytes may follow
- * there. Size 0: no byte is ready to be sent, or there is no space for received ones yet. */
+ * to `peer` (out = 1), or stored, if it comes from `peer` (out = 0), and how many bytes can be
+ * moved there at once. Size 0: no byte is ready to be sent, or there is no space for received ones
+ * yet. */
 static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
                                      int out) {
     tshi_uv_span span = {NULL, 0};

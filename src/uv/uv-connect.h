@@ -63,8 +63,8 @@ static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
     return conn;
 }
 
-/* Gives an accepted connection its ephemeral keys. Strangers who come and go get those of others
- * who went before: the keys cost more time (50 us) than all else that is done for a stranger. */
+/* Gives an accepted connection its ephemeral keys: unused ones of an earlier connection, if there
+ * are any, since new keys take 50 us, more than all else that is done for a stranger. */
 static void tshi_uv_give_share(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int64_t now = tsh_now();
@@ -136,8 +136,8 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
-/* Computes conn->session, from this end's private key and the other end's share. Returns 0 if that
- * is not a valid one. */
+/* Computes conn->session, the session secret, from this end's private key and the other end's
+ * public one (its share). Returns 0 if the share is not valid. */
 static int tshi_uv_set_session(tshi_uv_conn *conn) {
     const tsh_uv_world *world = conn->world;
     const tshi_uv_hello *hello = &conn->hello;
@@ -206,7 +206,7 @@ static tshi_uv_reply tshi_uv_check_hello(const tshi_uv_conn *conn, int64_t *valu
     if (hello->purpose == TSHI_UV_SHARE) return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     peer = &world->peer[hello->client];
     same = peer->process == hello->process;
-    if (hello->purpose <= TSHI_UV_CONTROL) { /* JOIN or CONTROL */
+    if (hello->purpose <= TSHI_UV_CONTROL) { /* a control connection */
         if (peer->state != TSHI_UV_ABSENT &&
             (!same || !world->forming || peer->state != TSHI_UV_THERE || peer->used))
             return TSHI_UV_TAKEN;
@@ -218,7 +218,8 @@ static tshi_uv_reply tshi_uv_check_hello(const tshi_uv_conn *conn, int64_t *valu
     return link->fd < 0 || same ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
 }
 
-/* Returns what this rank wants of the connection fd, and can: bits of tshi_uv_option. */
+/* Returns bits of tshi_uv_option: whether this rank wants checksums or encryption on the connection
+ * fd, and whether it has instructions for AES. */
 static int tshi_uv_wants(const tsh_uv_world *world, int fd) {
     tshi_uv_address own;
     int far = !tshi_uv_end_of(fd, 0, &own) || !tshi_uv_loopback(&own);
@@ -298,8 +299,8 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if what it
- * read is wrong, so that the connection is to end. */
+/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if the
+ * server hello is wrong, so that the connection is to end. */
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;

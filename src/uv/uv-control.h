@@ -13,7 +13,7 @@ enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 };
  * later than planned by more ms than this, it starts to count the silence of all peers anew. */
 enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
 
-/* Sends a heartbeat to every peer, if one is due. */
+/* Sends a heartbeat (BEAT) to every peer, if one is due. */
 static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     if (now < world->beat) return;
     for (int r = 0; r < world->size; r++)
@@ -113,7 +113,8 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* When all ranks have joined: appends to text those that may still lack connections to others. */
+/* Appends to `text` the ranks that may still lack connections to others. Called when all ranks have
+ * joined, but the world is not complete. */
 static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
     tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
     /* a rank other than 0 knows only that it is not ready itself */
@@ -153,7 +154,8 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
                        where);
     else if (!absent[0] && !world->obstacle[0]) /* all have joined, nothing was refused */
         tshi_uv_list_unready(world, hint, sizeof hint);
-    /* obstacle: left out if ranks are absent, since the failures of this rank are not the reason */
+    /* the obstacle is left out if ranks are absent: they are the reason, not this rank's failed
+     * attempts */
     obstacle = there && absent[0] ? "" : world->obstacle;
     if (there)
         (void)tsh_error_set(error, TSH_ERR_TIMEOUT, (int)first,
@@ -203,7 +205,7 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that i
     tshi_uv_tell_awaited(world, now); /* sends AWAIT every 120 ms while the caller is blocked */
     tshi_uv_note_silence(world, now); /* reports peers that have been silent too long */
     tshi_uv_take_offer(world, now);   /* adopts a decision held back, if its time has come */
-    tshi_uv_send_report(world);       /* sends the report again if the coordinator has changed */
+    tshi_uv_send_report(world);       /* sends world->held, again if the coordinator has changed */
     tshi_uv_form(world);              /* completes the world or a group */
     tshi_uv_tend(world, now);         /* continues handshakes, dials the connections that are due */
     tshi_uv_log_counted(world, now);  /* logs refused connections, once a second */

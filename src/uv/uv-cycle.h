@@ -11,7 +11,7 @@
 static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
-    return UINT64_MAX; /* the group is not listed: assumes that all were started */
+    return UINT64_MAX; /* the group is not listed: assumes that all its collectives were started */
 }
 
 /* Returns how many RECVs from world rank `peer` (`receives` 1), or SENDs to it (`receives` 0), a

@@ -159,14 +159,14 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- finding out that the network is cut ---- */
 
-/* Returns in ns how much time may pass between two events of a pulse (tshi_uv_pulse). A longer time
- * is a gap: heartbeats are missing. */
+/* Returns the longest time in ns that may pass between two events of a pulse (tshi_uv_pulse). A
+ * longer time is a gap: heartbeats are missing. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* Records in `pulse`, one of the peer's, that its event occurred at time `at`. Time in which this
- * thread itself did not run does not count as a gap between events. */
+/* Records in `pulse` (peer->heard or peer->acked) that its event occurred at time `at`. Time in
+ * which this thread itself did not run does not count as a gap between events. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tsh_now(), gap = tshi_uv_gap(world);
@@ -175,8 +175,8 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
     pulse->last = at;
 }
 
-/* If the peer's system has acknowledged the bytes up to peer->mark, updates peer->acked and sets
- * the next mark. */
+/* If the peer's system has acknowledged the first peer->mark bytes sent to it, updates peer->acked
+ * and sets the next mark. */
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
     int64_t now = tsh_now();

@@ -73,10 +73,11 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
 #define TSHI_UV_DAMAGED_TEXT                                                                       \
     "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the %s of %s%s is wrong; "  \
     "is a network card, cable or switch between them faulty?"
-/* What shows damage on a connection; channel NULL: it is not encrypted. */
+/* What reveals damaged bytes on a connection: the tag if it is encrypted, else (channel NULL) the
+ * checksum. */
 #define TSHI_UV_CHECK_OF(channel) ((channel) ? "tag" : "checksum")
 
-/* Returns the group with this id; NULL: none. The caller must hold the lock. */
+/* Returns the open group with this id; NULL: there is none. The caller must hold the lock. */
 static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {
     tshi_uv_group *group = world->groups;
     while (group && group->id != id) group = group->next;

@@ -26,8 +26,7 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
                      tshb_group_text(group->id, name, sizeof name));
 }
 
-/* Returns a queue of the connection that is not empty, so that an error can name its first
- * operation. */
+/* Returns a queue of the connection that is not empty: an error names its first operation. */
 static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
     return link->in.used ? &link->in : link->out.used ? &link->out : &link->clears;
 }
@@ -74,7 +73,7 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 
 /* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    /* half: op itself; of a SENDRECV, its RECV (receives = 1) or its SEND (0) */
+    /* the call itself or, of a SENDRECV, its RECV (receives = 1) or its SEND (receives = 0) */
     const tsh_coll half = tshb_coll_half(&op->coll, receives);
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
@@ -148,18 +147,18 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
     }
     if (op && head->kind == TSH_SEND && head->bytes == (uint64_t)op->in[link->peer].total) {
         tshi_uv_head wanted = tshi_uv_message_head(op, 1);
-        if (tshi_uv_fits(head, &wanted)) return 1; /* the message that op receives */
+        if (tshi_uv_fits(head, &wanted)) return 1; /* it is op's message */
     }
     tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
     return 0;
 }
 
-/* What one system call sends or receives: a header, spans of payload, a checksum. */
+/* What one sendmsg or recvmsg moves: a header, spans of payload, a checksum. */
 typedef struct tshi_uv_batch {
     struct iovec iov[TSHI_UV_IO_SPANS + 2];
     int used;               /* number of valid entries of iov */
     int head;               /* number of entries of iov that hold the header: 0 or 1 */
-    int64_t payload, asked; /* bytes of payload; bytes of all entries of iov */
+    int64_t payload, asked; /* payload: its bytes in iov; asked: all bytes in iov */
 } tshi_uv_batch;
 
 static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {

@@ -9,7 +9,7 @@
 /* ========================================================================== */
 
 /* Returns an error if other hosts can reach `address`, and neither a key nor TSHARD_INSECURE is
- * set. */
+ * set; else TSH_OK. */
 static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
                                    tsh_error *error) {
     char host[64]; /* the address as numbers, for the error */
@@ -43,8 +43,8 @@ static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint6
 }
 
 #if TSHI_UV_SHM
-/* Adds a connection to ask a lower rank for shared memory, which listens by now if it is on this
- * host. */
+/* Adds a Unix-socket connection by which this rank asks a lower rank to share memory. The lower
+ * rank listens by now, if it is on this host. */
 static void tshi_uv_add_share(tsh_uv_world *world, int rank) {
     tshi_uv_address address = tshi_uv_share_address(world, rank);
     if (world->shm) tshi_uv_add_dial(world, TSHI_UV_SHARE, 0, rank, &address);
@@ -148,7 +148,7 @@ static void tshi_uv_tell_absent(tsh_uv_world *world) {
  * table, which only ranks that have joined receive. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
-    tshi_uv_share_listen(world); /* before any rank can know that this one has the table */
+    tshi_uv_share_listen(world); /* listens before any rank can dial it */
     world->tabled = 1;           /* rank 0's address table is known now */
 }
 
@@ -176,7 +176,7 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
         tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
-    tshi_uv_add_share(world, 0); /* the others once their control connections are made */
+    tshi_uv_add_share(world, 0); /* other ranks: by tshi_uv_proven */
     tshi_uv_dial_group(world, world->world_group); /* the data connections, to rank 0 as well */
 }
 
@@ -190,20 +190,22 @@ static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wa
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns the lowest rank with which this one shares memory, or this one: the name of its host. */
+/* Returns the number that stands for this rank's host: the lowest rank with which it shares memory,
+ * or its own rank. */
 static int tshi_uv_own_host(const tsh_uv_world *world) {
     int r = 0;
     while (r < world->rank && !tshi_uv_shm_pair(world, world->rank, r)) r++;
     return r;
 }
 
-/* Reads the host of a rank, which no higher rank may give its name. */
+/* Reads peer->host, the lowest rank on the peer's host: a number above the peer's own rank is
+ * malformed. */
 static void tshi_uv_read_host(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     peer->host = (int)tshi_uv_field(c, 0, 2);
     if (peer->host > peer->rank) c->bad = 1;
 }
 
-/* Handles GO: the world has formed. */
+/* Handles GO: reads the hosts of all ranks; the world has formed. */
 static void tshi_uv_on_go(tsh_uv_world *world, tshi_uv_cursor *c) {
     for (int r = 0; r < world->size && !c->bad; r++) tshi_uv_read_host(&world->peer[r], c);
     if (!c->bad) tshi_uv_completed(world);

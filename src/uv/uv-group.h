@@ -38,7 +38,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     /* `size` connections for collectives, then `size` for messages */
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
-    /* one array: the world ranks of all members, their TCP ports, their hosts */
+    /* one array of 4 n entries: ranks, ports, first and last */
     group->ranks = (int *)calloc(4 * n, sizeof *group->ranks);
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
@@ -52,10 +52,11 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->ports = group->ranks + n;
     group->first = group->ports + n;
     group->last = group->first + n;
-    for (int r = 0; r < size; r++) group->first[r] = group->last[r] = r; /* tshi_uv_find_hosts */
+    /* until tshi_uv_find_hosts knows the hosts, each rank counts as one */
+    for (int r = 0; r < size; r++) group->first[r] = group->last[r] = r;
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
-        group->op[i].in = group->streams + 2 * i * n; /* n streams from peers, then n to peers */
+        group->op[i].in = group->streams + 2 * i * n; /* per op: n from peers, n to peers */
         group->op[i].out = group->op[i].in + n;
     }
     return group;
@@ -69,12 +70,13 @@ static int tshi_uv_prev(const tshi_uv_group *group) { /* Returns the previous ra
     return group->rank == 0 ? group->size - 1 : group->rank - 1;
 }
 
-/* Returns the name of the host of rank r of the group. */
+/* Returns the number that stands for the host of rank r of the group (peer->host). */
 static int tshi_uv_host_of(const tshi_uv_group *group, int r) {
     return group->world->peer[group->ranks[r]].host;
 }
 
-/* Returns the last rank of the range from `from` on that is on the host of rank `from`. */
+/* Returns the last rank of the range of ranks from `from` on that are all on the host of rank
+ * `from`. */
 static int tshi_uv_range_end(const tshi_uv_group *group, int from) {
     int r = from;
     while (r + 1 < group->size && tshi_uv_host_of(group, r + 1) == tshi_uv_host_of(group, from))
@@ -82,13 +84,14 @@ static int tshi_uv_range_end(const tshi_uv_group *group, int from) {
     return r;
 }
 
-/* Sets first and last of a group once the world has formed. */
+/* Sets group->first and group->last (the range of ranks on each rank's host) once the world has
+ * formed. */
 static void tshi_uv_find_hosts(tshi_uv_group *group) {
     const int size = group->size;
     int end;
-    if (tshi_uv_range_end(group, 0) == size - 1) return; /* one host */
+    if (tshi_uv_range_end(group, 0) == size - 1) return; /* one host: keeps first and last */
     for (int begin = 0; begin < size; begin = tshi_uv_range_end(group, begin) + 1)
-        for (int r = 0; r < begin; r++) /* is the host of another range, too? */
+        for (int r = 0; r < begin; r++) /* has this host an earlier range, too? */
             if (tshi_uv_host_of(group, r) == tshi_uv_host_of(group, begin)) return;
     for (int begin = 0; begin < size; begin = end + 1) {
         end = tshi_uv_range_end(group, begin);

@@ -86,7 +86,7 @@ static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
     return r >= 0 && r != world->making->rank && tshi_uv_unlinked(world->making, r);
 }
 
-/* Handles BYE: a rank has shut down in good order. That is an error only if a connection to it is
+/* Handles BYE: the peer has shut down in good order. That is an error only if a connection to it is
  * still to be made. */
 static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
@@ -148,7 +148,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint32_t purpose = (uint32_t)tshi_uv_field(c, 0, 1); /* TSHI_UV_DATA or TSHI_UV_MESSAGES */
     int64_t now = tsh_now();
     tshi_uv_group *group;
-    tshi_uv_link *link = NULL; /* NULL: the group is closed or unknown */
+    tshi_uv_link *link = NULL; /* NULL: its group is closed or unknown */
     tshi_uv_address ends[2];   /* addresses of both ends, for the error */
     int dead = 0;              /* 1: the connection is dead, to be reported after unlocking */
     uv_mutex_lock(&world->lock);
@@ -158,12 +158,12 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         /* same: 1: the peer has received nothing since its previous AWAIT message, a short time
          * ago */
         int same = got == link->peer_got && now - link->peer_got_at < world->heartbeat / 2;
-        /* A time after a cut of the network does not count, since TCP resends late then: it may
-         * wait for as long again as the cut lasted. */
+        /* The time just after a cut of the network does not count: before TCP resends, it may wait
+         * for as long again as the cut lasted. */
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now; /* this AWAIT is the first that reports no new bytes */
+            link->stalled_since = now; /* the first AWAIT without new bytes */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
@@ -197,7 +197,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break; /* the answer to an ASK */
     case TSHI_UV_BLOCKED: /* to this rank as coordinator: what the peer waits for */
         tshi_uv_blocked_fields(c, &peer->blocked, world->size);
-        if (!c->bad) tshi_uv_follow(world, peer->rank); /* look for a cycle from that rank on */
+        if (!c->bad) tshi_uv_follow(world, peer->rank); /* looks for a cycle */
         break;
     /* the coordinator asks if this rank still waits */
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
@@ -217,9 +217,9 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     }
 }
 
-/* Checks n bytes of the first message in peer->in, from byte `from` on, by the checksum after them,
- * which covers all of the message so far; or decrypts them, where they are. Returns 0 if the
- * checksum, or the tag, is wrong. */
+/* Checks n bytes of the first message in peer->in, from byte `from` on: by the checksum behind
+ * them, which covers the message from its beginning; or, on an encrypted connection, by decrypting
+ * them in place. Returns 0 if the checksum, or the tag, is wrong. */
 static int tshi_uv_intact(const tshi_uv_peer *peer, size_t from, size_t n) {
     char *message = peer->in.data, *at = message + from;
     tshi_uv_cursor c = tshi_uv_cursor_over(at + n, TSHI_UV_MESSAGE_TAIL, 0);

@@ -82,7 +82,7 @@ typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split
 /* Returns a new, unconnected group of the ranks of this rank's color. NULL: no memory. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, leader = 0; /* leader: lowest rank of the color */
-    /* order: which rank of the parent each member of the new group is */
+    /* order[i]: rank in the parent of member i of the new group */
     int *order = (int *)calloc((size_t)parent->size, sizeof *order);
     tshi_uv_group *group;
     if (!order) return NULL;
@@ -133,7 +133,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
-    tshi_uv_shm_publish(group); /* members read it when they connect to this rank */
+    tshi_uv_shm_publish(group); /* the other members look for this rank's rows later */
     uv_mutex_lock(&world->lock);
     world->requested = group; /* the control thread then connects it */
     uv_mutex_unlock(&world->lock);

@@ -54,8 +54,8 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends world->outgoing, n bytes with the place of a checksum after length and type, as two
- * records. */
+/* Encrypts and sends world->outgoing, a message of n bytes, as two records: length and type; the
+ * payload. The place of a checksum between these is left out. */
 static void tshi_uv_post_sealed(tshi_uv_peer *peer, size_t n) {
     const unsigned char *bytes = peer->world->outgoing.bytes;
     const size_t head = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL; /* length and type */

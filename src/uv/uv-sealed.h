@@ -10,11 +10,11 @@
 
 enum { TSHI_UV_PIECE = 64 << 10 }; /* bytes of payload in a record, at most */
 
-/* Results of the functions below that are no numbers of bytes. */
+/* Negative results of the functions below, which else return a number of bytes. */
 enum { TSHI_UV_IO_FAILED = -1, TSHI_UV_IO_CLOSED = -2, TSHI_UV_BAD_TAG = -3, TSHI_UV_NO_ROOM = -4 };
 
-/* Sets s->block to the end of the piece of payload that comes next; returns its size, 0 at the end
- * of the frame. Both ends compute the same. */
+/* Sets s->block to the end of the next piece of payload (what one record encrypts); returns its
+ * size, 0 at the end of the frame. Both ends compute the same. */
 static size_t tshi_uv_next_piece(const tshi_uv_op *op, int peer, tshi_uv_stream *s, int out) {
     if (s->done == s->total) return 0;
     s->block = tshi_uv_min(tshi_uv_block(op, peer, s->done, s->total, out),
@@ -22,8 +22,8 @@ static size_t tshi_uv_next_piece(const tshi_uv_op *op, int peer, tshi_uv_stream 
     return (size_t)(s->block - s->done);
 }
 
-/* Returns 1 if all of the piece can be sent (out = 1), or stored, now. *whole: where it is, or
- * belongs; NULL: in several places. */
+/* Returns 1 if the whole next piece of payload can be sent (out = 1), or stored, now. *whole:
+ * address of its bytes, or of their destination; NULL: they are in several places. */
 static int tshi_uv_piece_at(const tshi_uv_op *op, int peer, const tshi_uv_stream *s, int out,
                             char **whole) {
     int64_t at = s->done;
@@ -37,7 +37,8 @@ static int tshi_uv_piece_at(const tshi_uv_op *op, int peer, const tshi_uv_stream
     return 1;
 }
 
-/* Copies the piece from its places to `bytes` (out = 1), or from `bytes` to its places. */
+/* Copies the next piece of payload from where op keeps it to `bytes` (out = 1), or from `bytes` to
+ * where it belongs (out = 0). */
 static void tshi_uv_copy_piece(const tshi_uv_op *op, int peer, const tshi_uv_stream *s, int out,
                                char *bytes) {
     for (int64_t at = s->done, now; at < s->block; at += now, bytes += now) {
@@ -92,9 +93,9 @@ static ssize_t tshi_uv_move_bytes(tshi_uv_link *link, char *bytes, size_t n, int
     return moved;
 }
 
-/* Sends the next records, those with `left` bytes of a header and with a piece of op's payload.
+/* Sends the next records: one with `left` bytes of a header, one with a piece of op's payload.
  * Returns the bytes of header and payload in them, once they are sent completely, else 0; or a
- * negative result. */
+ * negative result (TSHI_UV_IO_FAILED, ...). */
 static ssize_t tshi_uv_send_sealed(tshi_uv_link *link, const void *head, size_t left,
                                    const tshi_uv_op *op, tshi_uv_stream *s) {
     tshi_uv_channel *channel = link->channel;
@@ -131,7 +132,7 @@ static ssize_t tshi_uv_receive_sealed(tshi_uv_link *link, void *head, size_t lef
     size_t piece = op ? tshi_uv_next_piece(op, link->peer, s, 0) : 0;
     size_t first = left ? left : piece; /* bytes in the record that is to be decrypted */
     size_t end = channel->opened + (left ? left + TSHI_UV_TAG : 0) +
-                 (piece ? piece + TSHI_UV_TAG : 0); /* what `from` is to hold */
+                 (piece ? piece + TSHI_UV_TAG : 0); /* bytes that `from` is to hold */
     ssize_t n;
     char *at;
     if (!first) return 0;

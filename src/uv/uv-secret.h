@@ -11,16 +11,16 @@
 /* Needs: >>uv-wire.                                                          */
 /* ========================================================================== */
 
-/* TAG: bytes that a record is longer than what it holds. RECORDS_PER_KEY: records after which a
- * direction takes its next key. */
+/* TAG: bytes of the tag at a record's end. RECORDS_PER_KEY: records after which a direction takes
+ * its next key. */
 enum { TSHI_UV_TAG = 16, TSHI_UV_RECORDS_PER_KEY = 1 << 24 };
 
 /* ---- CPace (draft-irtf-cfrg-cpace, CPaceRistretto255 with SHA-512) ---- */
 
-/* A text that is hashed, of less than 128 bytes. */
+/* A text to be hashed, of less than 128 bytes. */
 typedef struct tshi_uv_hashed {
     const void *at;
-    size_t size; /* in bytes */
+    size_t size; /* length of the text in bytes */
 } tshi_uv_hashed;
 
 /* Hashes n texts, each with its length before it. */
@@ -43,7 +43,7 @@ static void tshi_uv_cpace_generator(tshi_uv_hashed key, tshi_uv_hashed channel, 
     parts[0].at = "CPaceRistretto255";
     parts[0].size = 17;
     parts[1] = key;
-    parts[2].at = zeros; /* they fill a block of SHA-512 (128 bytes) with what is before them */
+    parts[2].at = zeros; /* zeros fill up the first block of SHA-512 (128 bytes) */
     parts[2].size = 128 - 18 - (1 + key.size) - 1;
     parts[3] = channel;
     parts[4] = id;
@@ -77,8 +77,9 @@ static int tshi_uv_cpace_key(const unsigned char scalar[32], const unsigned char
 /* ---- the session secret of a connection ---- */
 
 /* Draws an ephemeral private key (scalar), and computes the public one (share), which the hello
- * carries to the other end. secret: hash of the shared key. The server greets before it knows who
- * the client is, so the generator does not depend on the ranks; the session secret does. */
+ * carries to the other end. secret: hash of the shared key. The server sends its hello before it
+ * knows who the client is, so the share's generator does not depend on the ranks; the session
+ * secret does. */
 static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scalar[32],
                               unsigned char share[32]) {
     unsigned char generator[32];
@@ -125,9 +126,10 @@ typedef struct tshi_uv_cipher {
     int aes;                           /* 1: AES-256-GCM, 0: ChaCha20-Poly1305 */
 } tshi_uv_cipher;
 
-/* What an encrypted connection has beside its socket. A control connection has ciphers only. */
+/* What an encrypted connection has beside its socket. A control connection uses the ciphers
+ * only. */
 struct tshi_uv_channel {
-    tshi_uv_cipher out, in; /* this end's key, and the other end's */
+    tshi_uv_cipher out, in; /* for records that this end sends, and receives */
     /* records of a data connection that are to be sent, and that have arrived */
     tshi_uv_buffer outgoing, incoming;
     size_t sent;   /* bytes of `outgoing` that are sent */
@@ -145,8 +147,8 @@ static void tshi_uv_cipher_key(tshi_uv_cipher *cipher) {
     sodium_memzero(cipher->key, sizeof cipher->key);
 }
 
-/* who: whose records the cipher is for, 'C' for the client's or 'S' for the server's. agreed: what
- * the handshake has agreed on (TSHI_UV_SEALED, ...). */
+/* Sets the first key of a cipher. who: the end that sends the records, 'C' for client or 'S' for
+ * server. agreed: what the handshake has agreed on (TSHI_UV_SEALED, ...). */
 static void tshi_uv_cipher_begin(tshi_uv_cipher *cipher, const unsigned char session[32], char who,
                                  int agreed) {
     unsigned char label[3] = {'k', (unsigned char)who, (unsigned char)agreed};
@@ -155,7 +157,8 @@ static void tshi_uv_cipher_begin(tshi_uv_cipher *cipher, const unsigned char ses
     tshi_uv_cipher_key(cipher);
 }
 
-/* Returns the ciphers of a connection whose handshake gave `session`. NULL: no memory. */
+/* Returns the ciphers of a connection whose handshake gave the secret `session`. client 1: this end
+ * is the client. NULL: no memory. */
 static tshi_uv_channel *tshi_uv_channel_new(const unsigned char session[32], int client,
                                             int agreed) {
     tshi_uv_channel *channel = (tshi_uv_channel *)calloc(1, sizeof *channel);
@@ -174,8 +177,8 @@ static void tshi_uv_channel_free(tshi_uv_channel **channel) { /* Erases the keys
     *channel = NULL;
 }
 
-/* Writes the nonce of the cipher's next record, after a change of the key if that is due. Both ends
- * count alike, so no nonce is sent. */
+/* Writes the nonce (record number) of the cipher's next record; takes a new key first if that is
+ * due. Both ends count alike, so no nonce is sent. */
 static void tshi_uv_cipher_nonce(tshi_uv_cipher *cipher, unsigned char nonce[12]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(nonce, 12, 1);
     if (cipher->count == TSHI_UV_RECORDS_PER_KEY) tshi_uv_cipher_key(cipher);

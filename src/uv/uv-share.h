@@ -28,7 +28,7 @@ static tshi_uv_address tshi_uv_share_address(const tsh_uv_world *world, int rank
 
 /* Returns 1 if the process at the other end of a Unix socket is of this user. */
 static int tshi_uv_same_user(int fd) {
-    struct { /* ucred, which strict POSIX hides */
+    struct { /* struct ucred, which strict POSIX hides */
         int pid;
         unsigned uid, gid;
     } peer = {-1, 0, 0};
@@ -42,7 +42,8 @@ typedef union tshi_uv_passage {
     char bytes[CMSG_SPACE(2 * sizeof(int))];
 } tshi_uv_passage;
 
-/* Fills a message of one byte, and of a control message in `passage`. */
+/* Fills `message`: one byte of data, and a control message in `passage` that can carry two
+ * descriptors. */
 static void tshi_uv_passing(struct msghdr *message, struct iovec *iov, char *byte,
                             tshi_uv_passage *passage) {
     memset(message, 0, sizeof *message);
@@ -55,7 +56,8 @@ static void tshi_uv_passing(struct msghdr *message, struct iovec *iov, char *byt
     message->msg_controllen = sizeof passage->bytes;
 }
 
-/* Sends this rank's segment and bell. Returns 0 if that failed. */
+/* Sends the descriptors of this rank's segment and bell on a Unix socket. Returns 0 if that
+ * failed. */
 static int tshi_uv_give_segment(const tsh_uv_world *world, int fd) {
     const int fds[2] = {world->segment, world->near[world->rank].bell};
     tshi_uv_passage passage;
@@ -72,7 +74,8 @@ static int tshi_uv_give_segment(const tsh_uv_world *world, int fd) {
     return sendmsg(fd, &message, TSHI_UV_NOSIGNAL) == 1;
 }
 
-/* Receives a segment and a bell. Returns 1: they are in fds; 0: call again later; -1: failed. */
+/* Receives the descriptors of a segment and a bell. Returns 1: they are in fds; 0: call again
+ * later; -1: failed. */
 static int tshi_uv_take_segment(int fd, int fds[2]) {
     tshi_uv_passage passage;
     struct msghdr message;
@@ -89,11 +92,12 @@ static int tshi_uv_take_segment(int fd, int fds[2]) {
         return -1;
     memcpy(fds, CMSG_DATA(head), sizeof fds[0] * 2);
     if (head->cmsg_len == CMSG_LEN(2 * sizeof(int))) return 1;
-    (void)close(fds[0]); /* there was a descriptor to spare for one of them only */
+    (void)close(fds[0]); /* this process had a free descriptor for one of the two only */
     return -1;
 }
 
-/* Begins to listen for ranks of this host. Without that they use TCP. */
+/* Begins to listen on a Unix socket for ranks of this host. If that fails, they use TCP with this
+ * one. */
 static void tshi_uv_share_listen(tsh_uv_world *world) {
     tshi_uv_address at = tshi_uv_share_address(world, world->rank);
     if (!world->near[world->rank].base) return;
@@ -101,16 +105,16 @@ static void tshi_uv_share_listen(tsh_uv_world *world) {
     if (world->shm_listener < 0) tshi_uv_shm_without(world, "open a Unix socket");
 }
 
-/* Called at both ends when they are authenticated: sends this rank's segment, if it is the client's
- * turn, and awaits the other's. Returns 0, or -1 if the connection is to end. */
+/* Called at both ends once they are authenticated. The client sends its segment; then each end
+ * awaits the other's. Returns 0, or -1 if the connection is to end. */
 static int tshi_uv_share_begin(tshi_uv_conn *conn) {
     conn->phase = TSHI_UV_SHARES;
     return !conn->dialled || tshi_uv_give_segment(conn->world, conn->fd) ? 0 : -1;
 }
 
-/* Takes the other rank's segment; the server then sends its own. Returns 1: done, also where one
- * end cannot share, so that this pair uses TCP; 0: call again later; -1: the connection is to
- * end. */
+/* Receives and maps the other rank's segment; the server then sends its own. Returns 1: done, also
+ * if one end cannot share, so that this pair uses TCP; 0: call again later; -1: the connection is
+ * to end. */
 static int tshi_uv_share_step(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     const int rank = conn->dialled ? conn->hello.server : conn->hello.client;

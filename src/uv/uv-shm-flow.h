@@ -21,8 +21,8 @@ static void tshi_uv_shm_tell_sent(tshi_uv_link *link) {
     tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
 }
 
-/* Tells the peer that this rank needs no bytes before position `taken` any more, if they are a
- * quarter of the ring: that leaves it enough. */
+/* Tells the peer that its ring is free up to position `taken`, once that frees a quarter of the
+ * ring: not for every few bytes. */
 static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken) {
     if (taken - *link->pipe.taken < link->pipe.size / 4) return;
     TSHI_UV_PUT(link->pipe.taken, taken);
@@ -30,21 +30,23 @@ static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken) {
 }
 
 /* Returns how many bytes can be written from position pipe->wrote on (out = 1), or read from
- * pipe->read on, by the peer's counter as this rank has seen it last; `look` 1: looks again. */
+ * pipe->read on, by the peer's counter as this rank has read it last. `look` 1: reads that counter
+ * again first. */
 static int64_t tshi_uv_shm_count(tshi_uv_pipe *pipe, int out, int look) {
     if (look && out) pipe->seen_taken = TSHI_UV_GET(pipe->peer_taken);
     if (look && !out) pipe->seen_sent = TSHI_UV_GET(pipe->peer_sent);
     return out ? pipe->size - (pipe->wrote - pipe->seen_taken) : pipe->seen_sent - pipe->read;
 }
 
-/* Returns how many bytes can be written (out = 1) or read. If fewer than `need`, link->want has the
- * event to wait for, and the peer may have closed the group, which is reported. */
+/* Returns how many bytes can be written (out = 1) or read; 0 if fewer than `need`: then link->want
+ * has the event to wait for. Reports an error if the peer has closed the group, or if its counter
+ * is impossible. */
 static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     tshi_uv_pipe *pipe = &link->pipe;
     int64_t n = tshi_uv_shm_count(pipe, out, 0);
     int closed;
     if (n >= need && n <= pipe->size) return n;
-    /* read before the counters, which do not change after it is set */
+    /* `closed` is read before the peer's counters, which do not change once it is set */
     closed = TSHI_UV_GET(&pipe->theirs->closed) != 0;
     n = tshi_uv_shm_count(pipe, out, 1);
     if (n >= need && n <= pipe->size) return n;
@@ -56,7 +58,8 @@ static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     return 0;
 }
 
-/* Copies n bytes into the ring, or out of it, from a position on, and moves that. */
+/* Copies n bytes from `at` into the ring (out = 1), or out of the ring to `at`, and advances
+ * pipe->wrote or pipe->read. */
 static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
     while (n > 0) {
         int64_t *position = out ? &pipe->wrote : &pipe->read, offset = *position % pipe->size;
@@ -68,8 +71,8 @@ static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
     }
 }
 
-/* Writes once: what is ready of the first frame, as far as the ring has room. Returns 0 if nothing
- * could be written. */
+/* Writes once to a connection in shared memory: what is ready of its first frame, as far as the
+ * ring has room. Returns 0 if nothing could be written. */
 static int tshi_uv_shm_write(tshi_uv_link *link) {
     tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
@@ -111,7 +114,8 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
     return before != 0;
 }
 
-/* Reads the header of a frame. Returns 0 if it is not there yet, or after an error. */
+/* Reads the header of a frame from the ring. Returns 0 if it has not arrived yet, or after an
+ * error. */
 static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     tshi_uv_pipe *pipe = &link->pipe;
     const int64_t head = (int64_t)sizeof link->heard;
@@ -149,7 +153,8 @@ static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
     }
 }
 
-/* Sums what has arrived in all rings, and then gives their space back. */
+/* Sums what has arrived in the rings of all peers, and then frees its place in them. summed: bytes
+ * of each payload that are summed in the rings; 0: none. */
 static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
     tshi_uv_group *group = op->group;
     const int64_t before = op->ready;
@@ -162,14 +167,15 @@ static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
     }
 }
 
-/* Reads once. Returns what tshi_uv_read_once does. */
+/* Reads once from a connection in shared memory. Returns 2: more bytes may be there; 1: no more for
+ * now; 0: nothing was read. */
 static int tshi_uv_shm_read(tshi_uv_link *link) {
     tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
     const int64_t before = link->pipe.read, ready = op ? op->ready : 0;
     int64_t summed;
     if (!link->heard_done && !tshi_uv_shm_read_head(link)) return 0;
-    if (!link->heard_done) { /* it was a clear */
+    if (!link->heard_done) { /* the frame was a clear, without payload */
         tshi_uv_shm_tell_taken(link, link->pipe.read);
         return 2;
     }

@@ -11,19 +11,21 @@ static tshi_uv_shm_segment *tshi_uv_segment_of(const tsh_uv_world *world, int ra
     return (tshi_uv_shm_segment *)(void *)world->near[rank].base; /* NULL: it is not mapped */
 }
 
-/* Returns the bytes of a ring in a group of `size` ranks: less in a larger group. */
+/* Returns the size in bytes of a ring (a circular buffer) in a group of `size` ranks: smaller in a
+ * larger group. */
 static int64_t tshi_uv_shm_ring(int size) {
     int64_t bytes = 256 << 10;
     while (bytes > 16 << 10 && bytes * size > 2 << 20) bytes /= 2;
     return bytes;
 }
 
-/* Returns the offset of row i of a group's rows, of `size` ranks; i as in group->link. */
+/* Returns the offset of row i from the first row of a group of `size` ranks. Row i belongs to the
+ * connection group->link[i]. */
 static int64_t tshi_uv_shm_row(int size, int i) {
     return (TSHI_UV_SHM_PAGE + tshi_uv_shm_ring(size)) * i;
 }
 
-/* Returns the offset in a segment of its first row. */
+/* Returns the offset in a segment of its first row (counters and ring of one connection). */
 static int64_t tshi_uv_shm_begin(void) {
     return ((int64_t)sizeof(tshi_uv_shm_segment) / TSHI_UV_SHM_PAGE + 1) * TSHI_UV_SHM_PAGE;
 }
@@ -33,12 +35,12 @@ static int64_t tshi_uv_shm_begin(void) {
 extern long syscall(long number, ...); /* hidden under -std=c99, as are the functions called here */
 #endif
 
-/* The system's numbers: MFD_CLOEXEC | MFD_ALLOW_SEALING; F_ADD_SEALS, F_GET_SEALS; F_SEAL_SEAL |
- * F_SEAL_SHRINK | F_SEAL_GROW. */
+/* The values of names that -std=c99 hides: MFD_CLOEXEC | MFD_ALLOW_SEALING; F_ADD_SEALS,
+ * F_GET_SEALS; F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW. */
 enum { TSHI_UV_MFD = 3, TSHI_UV_ADD_SEALS = 1033, TSHI_UV_GET_SEALS = 1034, TSHI_UV_SEALS = 7 };
 
-/* Puts memory behind n bytes of this rank's segment. Returns 0 if the system refuses (errno). Does
- * so in pieces, since a signal makes the system undo what it has begun. */
+/* Allocates memory for n bytes of this rank's segment. Returns 0 if the system refuses (errno).
+ * Does so in pieces, since a signal makes the system undo what it has begun. */
 static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
     const int64_t piece = 256 << 10;
     for (int64_t now; n > 0; offset += now, n -= now) {
@@ -123,7 +125,8 @@ static void tshi_uv_shm_unmap(tshi_uv_near *near) {
 }
 #endif
 
-/* Says once that this rank does without shared memory, and why. */
+/* Logs that this rank uses no shared memory, and why (errno), and sets world->shm to 0. Does
+ * nothing if that is 0 already. */
 static void tshi_uv_shm_without(tsh_uv_world *world, const char *what) {
     if (world->shm)
         tsh_log_message(&world->logger,
@@ -155,18 +158,18 @@ static void tshi_uv_shm_end(tsh_uv_world *world) { /* Unmaps all segments. */
     free(world->near);
 }
 
-/* Wakes the thread of a rank of this host, if it sleeps: once per sleep. */
+/* Rings the bell of a rank of this host if its thread sleeps, once per sleep. */
 static void tshi_uv_shm_wake(tsh_uv_world *world, int rank) {
     tshi_uv_near *near = &world->near[rank];
     const uint64_t one = 1, sleeps = TSHI_UV_GET(&tshi_uv_segment_of(world, rank)->sleeps);
     if (!(sleeps & 1) || sleeps == near->rung) return;
     near->rung = sleeps;
-    if (write(near->bell, &one, sizeof one) < 0) near->rung = 0; /* rings again next time */
+    if (write(near->bell, &one, sizeof one) < 0) near->rung = 0; /* failed: rings again next time */
 }
 
-/* Says in this rank's segment that its thread is about to sleep (1), or is awake (0). Whoever
- * writes for it looks here after writing; so it must look for such bytes after saying that it
- * sleeps. */
+/* Marks in this rank's segment that its thread is about to sleep (`asleep` 1), or is awake (0). A
+ * peer that has written bytes for it reads the mark, to ring the bell; so after setting the mark,
+ * this rank must look for bytes once more before it sleeps. */
 static void tshi_uv_shm_sleeps(const tsh_uv_world *world, int asleep) {
     tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
     if (own && (int)(own->sleeps & 1) != asleep) TSHI_UV_PUT(&own->sleeps, own->sleeps + 1);
@@ -187,19 +190,19 @@ static tshi_uv_shm_entry *tshi_uv_shm_find(const tsh_uv_world *world, int rank, 
     return NULL;
 }
 
-/* Puts memory behind the rows for member m of a group, whose rows begin at `offset` of this rank's
- * segment. Returns 0 if there is none. */
+/* Allocates memory for the two rows for member m of a group, whose rows begin at `offset` of this
+ * rank's segment. Returns 0 if the system refuses (errno). */
 static int tshi_uv_shm_rows(const tsh_uv_world *world, int64_t offset, int size, int m) {
-    for (int i = m; i < 2 * size; i += size) { /* for collectives, for messages */
+    for (int i = m; i < 2 * size; i += size) { /* row m: collectives; size + m: messages */
         int64_t at = offset + tshi_uv_shm_row(size, i);
         if (!tshi_uv_shm_reserve(world, at, tshi_uv_shm_row(size, 1))) return 0;
-        memset(world->near[world->rank].base + at, 0, TSHI_UV_SHM_PAGE); /* the counters */
+        memset(world->near[world->rank].base + at, 0, TSHI_UV_SHM_PAGE); /* clears the counters */
     }
     return 1;
 }
 
-/* Frees the entries of groups that this rank and all that share memory with it have closed. Returns
- * a free entry, NULL: none. */
+/* Frees the entries of groups in this rank's segment that it and all that share memory with it have
+ * closed. Returns a free entry; NULL: there is none. */
 static tshi_uv_shm_entry *tshi_uv_shm_free_entry(const tsh_uv_world *world) {
     tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
     tshi_uv_shm_entry *found = NULL;
@@ -216,7 +219,8 @@ static tshi_uv_shm_entry *tshi_uv_shm_free_entry(const tsh_uv_world *world) {
     return found;
 }
 
-/* Returns the lowest offset in this rank's segment at which n bytes are free; 0: none. */
+/* Returns the lowest offset in this rank's segment at which n bytes are free; 0: none. sizes[i]:
+ * ranks of the group of entry i. */
 static int64_t tshi_uv_shm_gap(const tsh_uv_world *world, const int *sizes, int64_t n) {
     const tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
     int64_t at = tshi_uv_shm_begin();
@@ -224,14 +228,15 @@ static int64_t tshi_uv_shm_gap(const tsh_uv_world *world, const int *sizes, int6
         int64_t from = (int64_t)own->group[i].offset;
         int64_t to = from + tshi_uv_shm_row(sizes[i], 2 * sizes[i]);
         if (!own->group[i].id || at >= to || at + n <= from) continue;
-        at = to; /* they overlap: tries behind this group, from the first entry on */
+        at = to; /* overlap: tries behind this group, and checks all entries again */
         i = -1;
     }
     return at + n <= TSHI_UV_SHM_SIZE ? at : 0;
 }
 
-/* Gives a new group rows in this rank's segment, before its connections are made: so each member
- * finds the rows of those that it is connected to. Without rows the group uses TCP. */
+/* Gives a new group rows in this rank's segment (a ring for each connection), before its
+ * connections are made: so each member finds the rows of those that it is connected to. Without
+ * rows the group uses TCP. */
 static void tshi_uv_shm_publish(tshi_uv_group *group) {
     tsh_uv_world *world = group->world;
     tshi_uv_shm_entry *entry;
@@ -257,7 +262,8 @@ static void tshi_uv_shm_publish(tshi_uv_group *group) {
     TSHI_UV_PUT(&entry->id, group->id);
 }
 
-/* Sets up the rings of one connection, row i of both ranks' rows (mine, theirs). */
+/* Sets up the rings of the connection group->link[i]. mine, theirs: the group's entry in the
+ * segment of this rank, and of the peer. */
 static void tshi_uv_shm_pipe(tshi_uv_group *group, int i, const tshi_uv_shm_entry *mine,
                              const tshi_uv_shm_entry *theirs) {
     tsh_uv_world *world = group->world;
@@ -278,15 +284,16 @@ static void tshi_uv_shm_pipe(tshi_uv_group *group, int i, const tshi_uv_shm_entr
     pipe->theirs = theirs;
 }
 
-/* Returns 1 if a group of `size` ranks may have this entry: its rows are in the segment. */
+/* Returns 1 if the entry of a group of `size` ranks is valid: all of its rows are in the
+ * segment. */
 static int tshi_uv_shm_valid(const tshi_uv_shm_entry *entry, int size) {
     return entry && entry->offset % TSHI_UV_SHM_PAGE == 0 &&
            entry->offset <= (uint64_t)(TSHI_UV_SHM_SIZE - tshi_uv_shm_row(size, 2 * size));
 }
 
-/* Called once a group's connections are made: those between ranks that share memory use it from
- * here on. Both ends of a connection choose alike, as each reads the group's entry in the segments
- * of both. */
+/* Called once a group's connections are made: those between ranks that share memory use it, not
+ * their sockets, from here on. Both ends of a connection choose alike, as each reads the group's
+ * entry in the segments of both. */
 static void tshi_uv_shm_link(tshi_uv_group *group) {
     tsh_uv_world *world = group->world;
     const int own = world->rank, size = group->size;
@@ -308,7 +315,8 @@ static void tshi_uv_shm_link(tshi_uv_group *group) {
             if (!tshi_uv_shm_pair(world, group->ranks[a], group->ranks[b])) group->whole = 0;
 }
 
-/* Says in this rank's segment that it has closed the group, and wakes those who may wait for it. */
+/* Marks in this rank's segment that it has closed the group, and wakes the members that share
+ * memory with it, which may wait for it. */
 static void tshi_uv_shm_leave(tshi_uv_group *group) {
     tsh_uv_world *world = group->world;
     tshi_uv_shm_entry *mine = world->near ? tshi_uv_shm_find(world, world->rank, group->id) : NULL;

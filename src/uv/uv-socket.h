@@ -8,7 +8,7 @@
 #if defined(MSG_NOSIGNAL)
 #define TSHI_UV_NOSIGNAL MSG_NOSIGNAL
 #elif defined(SO_NOSIGPIPE)
-#define TSHI_UV_NOSIGNAL 0 /* no flag of send(): SO_NOSIGPIPE is set on the socket */
+#define TSHI_UV_NOSIGNAL 0 /* SO_NOSIGPIPE, set on the socket, replaces the flag */
 #else
 #error "tshard_uv.h needs MSG_NOSIGNAL or SO_NOSIGPIPE: on macOS define _DARWIN_C_SOURCE, too"
 #endif

@@ -83,7 +83,7 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
     }
 }
 
-/* Queues the frame that a ring sends to a peer (out = 1), or receives from it (out = 0). */
+/* Queues the one frame that a ring sends to a peer (out = 1), or receives from it (out = 0). */
 static void tshi_uv_plan_lane(tshi_uv_op *op, int peer, int out) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, out);
     (out ? tshi_uv_promise : tshi_uv_expect)(op, peer, tshi_uv_lane_total(op, &lane));
@@ -112,7 +112,7 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     if (star && is_root) /* root sends to every rank */
         for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        /* an empty frame: in a star, and to root, at the end of a chain */
+        /* the frame is empty in a star, and at the end of a chain, where the next rank is root */
         tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
     /* expects an empty frame from the previous rank */
     if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
@@ -150,7 +150,7 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
         record->recv_counts[r] = coll->recv_counts[r];
     }
     group->started = op->head.seq + 1; /* number of collectives that were started */
-    group->world->last = group->id;    /* errors describe this group's last collective */
+    group->world->last = group->id;    /* group of the latest collective */
     uv_mutex_unlock(&group->world->lock);
 }
 

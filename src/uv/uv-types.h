@@ -192,12 +192,13 @@ typedef struct tshi_uv_fifo {
  * for the peer (>>uv-shm). */
 enum {
     TSHI_UV_SHM_GROUPS = 128,    /* most groups of a rank that use shared memory */
-    TSHI_UV_SHM_PAGE = 4096,     /* bytes of a row before its ring */
+    TSHI_UV_SHM_PAGE = 4096,     /* size in bytes of a row's page of counters */
     TSHI_UV_SHM_SIZE = 1 << 30,  /* bytes of a segment, most of them without memory behind them */
     TSHI_UV_SHM_PIECE = 32 << 10 /* most bytes copied before the peer is told of them */
 };
 
-/* Where the rows of one group are in a segment. Atomic; written by the segment's owner. */
+/* Where the rows of one group are in a segment. All fields are atomic, and written by the segment's
+ * owner only. */
 typedef struct tshi_uv_shm_entry {
     uint64_t id;     /* id of the group; 0: the entry is free */
     uint64_t offset; /* offset of the group's first row in the segment */
@@ -206,8 +207,8 @@ typedef struct tshi_uv_shm_entry {
 
 typedef struct tshi_uv_shm_segment {
     uint64_t sleeps; /* atomic: odd while the owner's thread sleeps; grows with each sleep */
-    char apart[56];  /* so that `sleeps` has a cache line of its own */
-    tshi_uv_shm_entry group[TSHI_UV_SHM_GROUPS]; /* [0]: the world's group */
+    char apart[56];  /* padding: gives `sleeps` a cache line of its own */
+    tshi_uv_shm_entry group[TSHI_UV_SHM_GROUPS]; /* [0]: entry of the world's group */
     /* [r]: atomic: 1: the owner has mapped the segment of world rank r, and has rows for it */
     unsigned char near[TSHI_UV_RANKS];
 } tshi_uv_shm_segment;
@@ -230,7 +231,7 @@ typedef struct tshi_uv_pipe {
     int64_t *sent, *taken;
     const int64_t *peer_sent, *peer_taken; /* the peer's counters of the same names */
     const tshi_uv_shm_entry *theirs;       /* the group's entry in the peer's segment */
-    int64_t seen_sent, seen_taken;         /* what this rank has read there last */
+    int64_t seen_sent, seen_taken;         /* peer_sent and peer_taken as read last */
     int64_t wrote, read;                   /* positions of the next byte to write, and to read */
     int64_t payload; /* position at which the payload of the frame that is being read begins */
 } tshi_uv_pipe;
@@ -260,7 +261,7 @@ typedef struct tshi_uv_link {
     int want, polled;    /* libuv events (UV_READABLE, ...): want: awaited; polled: watched now */
     uint64_t wrote, got; /* atomic: bytes written to, and read from, the socket, with headers */
     int awaits; /* atomic: not 0 if the caller's thread sleeps until the peer sends more bytes */
-    uint64_t peer_got;   /* control thread: bytes received by the peer, says its last AWAIT */
+    uint64_t peer_got;   /* control thread: bytes that the peer had received at its last AWAIT */
     int64_t peer_got_at; /* control thread: when the peer's last AWAIT message arrived */
     /* control thread: since when written bytes do not arrive (peer_got does not grow and is less
      * than wrote); 0: they arrive */
@@ -318,7 +319,8 @@ typedef struct tshi_uv_hello {
 typedef enum tshi_uv_option {
     TSHI_UV_CHECKED = 1, /* a data connection has checksums */
     TSHI_UV_SEALED = 2,  /* the connection is encrypted; it has tags in place of checksums */
-    /* by AES-256-GCM, for which both processors have instructions; else by ChaCha20-Poly1305 */
+    /* encryption is by AES-256-GCM, for which both processors have instructions; else by
+     * ChaCha20-Poly1305 */
     TSHI_UV_AES = 4
 } tshi_uv_option;
 
@@ -400,7 +402,7 @@ typedef enum tshi_uv_state {
 /* A growing array of bytes, received or to be sent. */
 typedef struct tshi_uv_buffer {
     char *data;
-    size_t used, room; /* bytes in use; bytes allocated */
+    size_t used, room; /* used: bytes in use; room: bytes allocated */
 } tshi_uv_buffer;
 
 /* A position in a message that is being written, or read, field by field. */
@@ -479,11 +481,11 @@ typedef enum tshi_uv_phase {
     /* the client hello has arrived; its proof is checked once rank 0's address table has, too */
     TSHI_UV_HAS_HELLO,
     TSHI_UV_REPLIES, /* the reply is being sent */
-    TSHI_UV_SHARES   /* client or server of a SHARE: the handshake is over, the other's segment is
-                        awaited */
+    TSHI_UV_SHARES   /* purpose SHARE: the handshake is over, and this rank awaits the other's
+                        segment of shared memory */
 } tshi_uv_phase;
 
-/* Ephemeral keys of a server, which no client has answered yet. */
+/* Ephemeral keys of a server (this rank), which no client has answered yet. */
 typedef struct tshi_uv_share {
     unsigned char scalar[32], share[32]; /* private key; public key */
     int64_t until;                       /* after this time they are not sent to another client */
@@ -510,7 +512,7 @@ typedef struct tshi_uv_conn {
     size_t in_used, in_need, out_used;
     int welcome;   /* server: 1 if the reply accepts the client */
     unsigned char scalar[32]; /* this end's ephemeral private key, until session is computed */
-    int64_t share_until;      /* server: tshi_uv_share.until of that key */
+    int64_t share_until;      /* server: time after which no other client gets that key */
     unsigned char session[32]; /* session secret, from which all keys of the connection come */
     char name[80]; /* host:port of the other end */
 } tshi_uv_conn;
@@ -545,10 +547,11 @@ struct tsh_uv_world {
     const char *host_from;        /* name of the field or variable that gave host, for errors */
     int port;                     /* TCP port of rank 0 */
     tsh_logger logger;
-    /* by world rank: segments of shared memory; while the world forms, the control thread's */
+    /* segments of shared memory, by world rank; used by the control thread while the world forms,
+     * then by the caller's thread */
     tshi_uv_near *near;
     int segment;                       /* descriptor of this rank's own segment, -1: none */
-    int shm_sizes[TSHI_UV_SHM_GROUPS]; /* ranks of the group of each entry of that segment */
+    int shm_sizes[TSHI_UV_SHM_GROUPS]; /* [i]: ranks of the group of that segment's entry i */
 
     /* The fields below are used by the caller's thread. */
     uv_loop_t loop;
@@ -587,7 +590,7 @@ struct tsh_uv_world {
     uv_timer_t tick;          /* ends the sleep of `control` at a given time */
     uv_async_t wake_control;  /* the caller's thread uses it to end the sleep of `control` */
     uv_poll_t *listening;     /* watches listener; NULL: no listener, or accepting is paused */
-    uv_poll_t *shm_listening; /* watches shm_listener; NULL: the same */
+    uv_poll_t *shm_listening; /* watches shm_listener; NULL: not open, or paused */
     int shm_listener; /* Unix socket on which ranks of this host ask for the segment; -1: none */
     int listener,     /* listening socket; -1: none */
         /* tabled: 1: rank 0's address table is known; told_ready: 1: READY is sent */

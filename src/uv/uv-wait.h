@@ -9,7 +9,7 @@
 /* ms after which a wait is reported to the coordinator; ms of the longest sleep */
 enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
 
-/* What a rank waits for: an operation or, with op NULL, the connections of a group. */
+/* What this rank waits for: an operation or, with op NULL, the connections of a group. */
 typedef struct tshi_uv_waiting {
     tshi_uv_group *group; /* group whose operation or connections are awaited */
     tshi_uv_op *op;       /* the awaited operation; NULL: the connections of group are awaited */
@@ -171,8 +171,9 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE); /* sleeps, handles events */
 }
 
-/* Pauses between two polls. On every 32nd, or on each if some ranks are reached by sockets or there
- * are more ranks than cores, offers the core to another thread: the awaited rank may share it. */
+/* Pauses between two polls. Offers the core to another thread, which the awaited rank may run on,
+ * on every 32nd poll, or on each if some ranks are reached by sockets or there are more ranks than
+ * cores. */
 static void tshi_uv_pause(const tsh_uv_world *world, int spins) {
     if (!world->world_group->whole || world->spins < 32 || spins % 32 == 0) {
         (void)sched_yield();
@@ -190,7 +191,7 @@ static void tshi_uv_pause(const tsh_uv_world *world, int spins) {
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
-    int asleep = 0;           /* 1: the ranks of this host are told that this one sleeps */
+    int asleep = 0;           /* 1: this rank's segment says that it sleeps */
     int spins = 0, turns = 0; /* spins: rounds without progress in a row; turns: all rounds */
     wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
     for (;;) {
@@ -202,7 +203,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
         } else if (spins++ < world->spins) { /* polls a little before it sleeps */
             tshi_uv_pause(world, spins);
             continue;
-        } else if (asleep) { /* still nothing, after it was said that this rank sleeps */
+        } else if (asleep) { /* no progress since tshi_uv_shm_sleeps(world, 1): sleeps */
             tshi_uv_nap(&wait);
         }
         asleep = !moved && !asleep;

@@ -46,7 +46,7 @@ static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *err
                              world->rank, (unsigned long)limit.rlim_cur, world->size, need);
     half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is left to the program */
     world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-    /* but never fewer than TSHI_UV_FEW */
+    /* the limit is never below TSHI_UV_FEW */
     if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
     return TSH_OK;
 }
@@ -152,12 +152,12 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
 }
 
-/* Callback when this rank's bell rings: that ends its sleep. Empties the bell. */
+/* Callback when another rank rings this one's bell, which ends its sleep. Empties the bell. */
 static void tshi_uv_bell_event(uv_poll_t *poll, int status, int events) {
     uint64_t count;
     (void)status;
     (void)events;
-    if (read(*(const int *)poll->data, &count, sizeof count) < 0) return; /* it was empty */
+    if (read(*(const int *)poll->data, &count, sizeof count) < 0) return; /* the bell was empty */
 }
 
 /* Called once the world is complete: lets the ranks of this host share memory. */
@@ -240,7 +240,7 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
         return TSH_ERR_MEMORY;
     }
     world->logger = desc->logger;
-    world->segment = world->shm_listener = -1; /* none yet */
+    world->segment = world->shm_listener = -1; /* neither is open yet */
     world->crc_wide = tshi_uv_crc_is_wide();
     if (!world->crc_wide) tshi_uv_crc_tables(world->crc_table);
     if (!tshi_uv_fill_standard())

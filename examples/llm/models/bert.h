@@ -69,7 +69,8 @@ static void bert_add(llm_net *m) {
                    bert_add_block);
 }
 
-/* Gives all tokens type 0, as those of a single sentence. */
+/* Adds the embeddings of words, positions and token types; all tokens have type 0, as those of a
+ * single sentence. */
 static tsh_tensor *bert_embed(llm_net *m, tsh_tensor *ids) {
     tsh_module *embeddings = tsh_find(m->base, "embeddings");
     tsh_tensor *kind = tsh_cast(tsh_zeros(m->ctx, tsh_shape_of(ids)), TSH_I32);

@@ -20,7 +20,8 @@ static tsh_tensor *bloom_block(tsh_module *self, tsh_tensor **in, int n, void *u
     const llm_net *m = (const llm_net *)user;
     const llm_config *c = m->config;
     tsh_tensor *x = in[0], *y = llm_call(self, "input_layernorm", x);
-    /* Without a cache, backward may run the block again after another forward has set m->bias. */
+    /* Without a cache, each block makes the mask anew: backward may run the block again after
+     * another forward, so m->bias would not do. */
     tsh_tensor *read[2] = {y, m->cache ? m->bias : llm_alibi(m, tsh_size(x, 1))};
     (void)n;
     x = tsh_add(c->variant ? y : x, tsh_forward_n(tsh_find(self, "self_attention"), read, 2));

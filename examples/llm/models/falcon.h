@@ -1,5 +1,5 @@
-/* falcon.h - Falcon (Almazrouei et al. 2023): attention and MLP in parallel; all query heads, or
- * groups of them, share a key head; one fused weight for queries, keys and values. */
+/* falcon.h - Falcon (Almazrouei et al. 2023): attention and MLP in parallel; all query heads share
+ * one key head, or each group of them has one; one fused weight for queries, keys and values. */
 #ifndef LLM_FALCON_H
 #define LLM_FALCON_H
 

@@ -3,8 +3,8 @@
 #ifndef LLM_LLAMA_H
 #define LLM_LLAMA_H
 
-/* Reads the sizes, and what else nearly all families with RMS norms have. eps, tied: defaults of
- * the norms' eps and of whether the head is tied to the embedding. */
+/* Reads the sizes, and other keys that nearly all families with RMS norms have. eps, tied: defaults
+ * of the norms' eps and of whether the head is tied to the embedding. */
 static void llama_sizes(llm_config *c, double eps, int tied) {
     llm_read_sizes(c);
     c->hidden = llm_config_count(c, "intermediate_size", LLM_NEEDED);

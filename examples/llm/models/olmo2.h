@@ -1,5 +1,5 @@
-/* olmo2.h - OLMo 2 (Walsh et al. 2024): LLaMA with norms after attention and MLP, not before, and
- * one norm over all heads' queries, as over their keys. */
+/* olmo2.h - OLMo 2 (Walsh et al. 2024): LLaMA with norms after attention and MLP, not before, one
+ * norm over the queries of all heads, and one over their keys. */
 #ifndef LLM_OLMO2_H
 #define LLM_OLMO2_H
 

@@ -29,7 +29,8 @@ static void smollm3_config(llm_config *c) {
             llm_refuse_value(c, "no_rope_layers", rotates, "it must be a list of 0 and 1");
         if (i < LLM_MOST_LAYERS) c->no_rope[i++] = !cJSON_IsTrue(item) && item->valuedouble == 0;
     }
-    if (!llm_config_key(c, "layer_types")) /* layers without rotary positions have the window */
+    /* without layer_types, the layers without rotary positions have the sliding window */
+    if (!llm_config_key(c, "layer_types"))
         memcpy(c->slides, c->no_rope, sizeof c->slides);
 }
 
