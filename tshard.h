@@ -186,6 +186,7 @@
  *     >>ema             moving averages of weights
  *     >>outer           replicas that seldom communicate: tsh_outer
  *     >>quantize        weights of a model to 8 or 4 bits
+ *     >>pipeline-send   what stages send to each other
  *     >>pipeline        layers assigned to stages, GPipe and 1F1B
  *     >>sampler         which samples a step takes
  *     >>summary         the tree as a table: tsh_summary
@@ -642,8 +643,9 @@ typedef struct tsh_gemm {
 typedef struct tsh_ctx tsh_ctx;       /* one rank's library state; used by one thread */
 typedef struct tsh_tensor tsh_tensor; /* dtype, global shape, layout, this rank's shard, gradient */
 typedef struct tsh_module tsh_module; /* a layer or a container of layers: a named node of a tree */
-typedef struct tsh_optim tsh_optim;   /* an optimiser with its moments */
-typedef struct tsh_outer tsh_outer;   /* the outer steps of replicas that seldom communicate */
+typedef struct tsh_optim tsh_optim;   /* an optimiser with its state: moments, step count */
+typedef struct tsh_outer tsh_outer;   /* outer steps (DiLoCo): each replica trains on its own;
+                                       * changes are exchanged at intervals */
 typedef struct tsh_cache tsh_cache;   /* cached keys and values of a model's attention layers */
 typedef struct tsh_pipeline tsh_pipeline; /* a model whose layers are split into stages over pp */
 
@@ -702,10 +704,11 @@ typedef struct tsh_range {
  * not exist. */
 TSH_API int64_t tsh_shard_range(tsh_layout layout, int64_t length, int size, int rank,
                                 tsh_range ranges[TSH_MAX_SEGMENTS]);
-/* The same for rank `rank` of ctx's tp, which may have unequal shares (tsh_desc.shares): rank r
- * owns units [b(r), b(r + 1)) of a segment of n units, where b(r) is n times the shares of the
- * ranks before r, divided by all shares, rounded to nearest: shares 2 and 1 of 6 heads are 4 and 2.
- * The whole library decides ownership by this function. -1 also if ctx is NULL. */
+/* Does what tsh_shard_range does for rank `rank` of ctx's tp, which may have unequal shares
+ * (tsh_desc.shares): rank r owns units [b(r), b(r + 1)) of a segment of n units, where b(r) is n
+ * times the shares of the ranks before r, divided by all shares, rounded to nearest: with shares 2
+ * and 1, two ranks own 4 and 2 of 6 heads. The whole library decides ownership by this function.
+ * Returns -1 also if ctx is NULL. */
 TSH_API int64_t tsh_tp_shard_range(tsh_ctx *ctx, tsh_layout layout, int64_t length, int rank,
                                    tsh_range ranges[TSH_MAX_SEGMENTS]);
 
@@ -728,7 +731,7 @@ TSH_API char *tsh_layout_text(tsh_layout layout, char *text, size_t size);
  *  1. start(comm, coll, req) posts a collective and never waits for a peer. It copies the
  * descriptor, but not the counts and buffers: these must stay valid and unchanged until wait. At
  * least 64 collectives may be in flight on one comm (the core counts them and refuses a 65th). Each
- * is waited for exactly once, in any order.
+ * collective is waited for exactly once, in any order.
  *  2. All ranks of a group start the same collectives in the same order; the order between groups
  * is free. SEND, RECV and SENDRECV are numbered per pair of ranks and direction instead. split is
  * posted and checked like a collective. Before it is called, the core sets out->id to the name of
@@ -791,13 +794,16 @@ typedef struct tsh_coll {
     const void *send;
     void *recv;
     int64_t count;
-    const int64_t *send_counts, *recv_counts; /* entry r: elements for or from rank r */
+    const int64_t *send_counts, *recv_counts; /* entry r: number of elements sent to, or received
+                                               * from, rank r */
     int64_t blocks; /* ALLGATHER, REDUCE_SCATTER, ALLTOALL: send and recv consist of this many
                      * blocks, each with as many elements as the counts say; 0 means 1. tsh_start
                      * sets it to 1 for other kinds */
-    int root, send_to, recv_from, tag; /* ranks of the group; tag: any number, equal in SEND and its
-                                        * RECV. -1: none. Of a collective, tsh_start sets the tag,
-                                        * by which tshb_coll_text names the caller, as tsh_save */
+    int root, send_to, recv_from, tag; /* root, send_to, recv_from: ranks of the group; tag: any
+                                        * number, the same in a SEND and its RECV. -1: none. In
+                                        * collectives, tsh_start sets tag to a number from which
+                                        * tshb_coll_text gets the name of the calling function, such
+                                        * as tsh_save */
     uint64_t seq;                      /* set by tsh_start: number of the collective in its group */
     int64_t timeout_ns;                /* time limit in ns from tsh_start on; 0: the backend's
                                         * default */
@@ -830,15 +836,15 @@ typedef struct tsh_comm_ops {
      * do every kind of collective; see rule 9. */
     void (*idle)(tsh_comm *comm,
                  int64_t ns);
-    /* Blocks until the recv of a collective is filled. Peers may still read its send, which must
-     * not change until wait, which is called after this. Not for SEND, RECV and SENDRECV. NULL: the
-     * core calls wait instead. */
+    /* Blocks until the recv buffer of a collective is filled. Peers may still read its send buffer,
+     * which must not change until wait, called after this, has returned. Not called for SEND, RECV
+     * and SENDRECV. NULL: the core calls wait instead. */
     tsh_result (*receive)(tsh_comm *comm, tsh_req req);
     /* For backends whose ranks share memory. On these, all ranks may call an ALLGATHER with recv
      * NULL: the backend gathers the values once, in memory of its own. lend blocks until they are
-     * complete and outputs their address; this rank may read them until it calls wait. At most 3 of
-     * a group are lent at a time: the 4th waits until all ranks have called wait for the first. An
-     * error outputs no values. NULL: ALLGATHER needs a recv. */
+     * complete and outputs their address; this rank may read them until it calls wait. At most 3
+     * all-gathers of a group are lent at a time: the 4th waits until all ranks have called wait for
+     * the first. After an error *values is NULL. NULL: ALLGATHER needs a recv. */
     tsh_result (*lend)(tsh_comm *comm, tsh_req req, const void **values);
 } tsh_comm_ops;
 
@@ -859,8 +865,9 @@ typedef struct tsh_comm_ops {
             prefix##_idle, NULL, NULL                                                              \
     }
 
-/* Statistics of this rank and group, by kind of collective: how many were started, and the bytes
- * that this rank sends if the ranks form a ring (an all-reduce of n bytes: 2 n (P - 1) / P). */
+/* Statistics of the collectives of this rank in one group, by kind: how many were started, and the
+ * bytes that this rank sends if the ranks form a ring (an all-reduce of n bytes: 2 n (P - 1) /
+ * P). */
 typedef struct tsh_comm_stats {
     uint64_t calls[TSH_COLL_KINDS];
     uint64_t bytes[TSH_COLL_KINDS];
@@ -873,7 +880,7 @@ struct tsh_comm {
     uint64_t id; /* identifies the group, equally on all its ranks; tshb_group_text names it */
     uint64_t next_seq;
     int in_flight;
-    int caller; /* set by the core: the public function, of those that all ranks must call, whose
+    int caller; /* set by the core: a number for the public function, such as tsh_save, whose
                  * collectives run now; errors name it. 0: none */
     tsh_comm_stats stats;
     struct tshi_trace *trace; /* set by the core: the trace that is being recorded; NULL: none */
@@ -978,8 +985,8 @@ TSH_API const char *tsh_version(void);
 /* Returns one line that says with which instruction set ctx computes, on which processor, and why a
  * newer set that the processor has is not used: "avx512_vnni: GenuineIntel family 6 model 143; bf16
  * is multiplied by FMA, since VDPBF16PS has half its rate here". Never NULL; valid until ctx is
- * closed. The environment variable TSHARD_ISA, read by tsh_open, forces one of those that the
- * processor has.
+ * closed. The environment variable TSHARD_ISA, read by tsh_open, forces one of the instruction sets
+ * that the processor has.
  * torch: torch.backends.cpu.get_cpu_capability */
 TSH_API const char *tsh_cpu_text(const tsh_ctx *ctx);
 /* Returns the name of a code: "TSH_ERR_SHAPE". */
@@ -1063,8 +1070,8 @@ TSH_API tsh_mem tsh_mem_stats(const tsh_ctx *ctx);
  * the time; and as tensors are not written, an operating system that provides memory when it is
  * first written, as Linux does, provides next to none. So a program finds out how much memory a
  * model takes, also one that is too large for the machine: turn it on before the first layer is
- * added, run two steps, read tsh_mem_stats. Integers are computed, but for those that floating
- * values choose, such as those of tsh_argmax. */
+ * added, run two steps, read tsh_mem_stats. Integer results are computed, except those that depend
+ * on floating values, such as those of tsh_argmax. */
 TSH_API void tsh_dry_run(tsh_ctx *ctx, int on);
 
 /* -- opening and closing a ctx, its groups of ranks ------------------------- */
@@ -1072,11 +1079,13 @@ TSH_API void tsh_dry_run(tsh_ctx *ctx, int on);
 /* How to open a ctx; all 0: one rank and all defaults. The fields up to .logger keep their places
  * in later versions. */
 typedef struct tsh_desc {
-    tsh_comm comm;     /* all ranks; the ctx owns and closes it. All zero: one rank */
+    tsh_comm comm;     /* the group of all ranks, which the ctx owns and closes; all zero: one
+                        * rank */
     int tp, pp;        /* degrees of tensor and pipeline parallelism. tp 0: the number of ranks /
-                        * pp; pp 0 means 1. The rest, number of ranks / (tp pp), is dp */
-    const char *order; /* how ranks are numbered along the axes, the fastest first; NULL:
-                        * "tp-pp-dp". Megatron's is "tp-dp-pp" */
+                        * pp; pp 0 means 1. The degree of data parallelism, dp, is the number of
+                        * ranks / (tp pp) */
+    const char *order; /* the axes in the order in which ranks are numbered along them, the fastest
+                        * first; NULL: "tp-pp-dp". Megatron's is "tp-dp-pp" */
     uint64_t seed;
     int threads; /* threads of this rank if compiled with OpenMP (-fopenmp); 0 means 1. Results are
                   * bitwise the same for any number of threads */
@@ -1140,9 +1149,9 @@ TSH_API int tsh_run(const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user), v
 TSH_API int tsh_run_built(int version, size_t real, size_t size, const tsh_desc *desc,
                           int (*fn)(tsh_ctx *ctx, void *user), void *user);
 #define tsh_run(...) tsh_run_built(TSH_BUILT, __VA_ARGS__)
-/* Opens a ctx on *comm by desc (NULL: all defaults), calls fn(ctx, user), closes both; for runners
- * of backends. Returns fn's result; 1 if the ctx could not be opened, and then desc->logger and
- * *error (may be NULL) get the reason. */
+/* Opens a ctx on *comm by desc (NULL: all defaults), calls fn(ctx, user), and closes the ctx and
+ * the comm; for runners of backends. Returns fn's result; 1 if the ctx could not be opened, and
+ * then desc->logger and *error (may be NULL) get the reason. */
 TSH_API int tsh_run_on(tsh_comm *comm, const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                        void *user, tsh_error *error);
 TSH_API int tsh_run_on_built(int version, size_t real, size_t size, tsh_comm *comm,
@@ -1384,7 +1393,7 @@ TSH_API void tsh_scope_end(tsh_ctx *ctx);
 
 /* Makes a replicated step tensor with a copy of data, which is dense and row-major, of this dtype
  * (0: TSH_REAL), the same on all ranks of tp. It ends with its step; tsh_tensor_from makes one that
- * stays. NULL and an error: data is NULL, and the tensor is not empty.
+ * stays. Returns NULL, with an error, if data is NULL and the tensor is not empty.
  * torch: torch.tensor, torch.from_numpy, torch.as_tensor */
 TSH_API tsh_tensor *tsh_from(tsh_ctx *ctx, const void *data, tsh_shape shape, tsh_dtype dtype);
 
@@ -1396,15 +1405,16 @@ typedef struct tsh_sampler {
     int64_t batch;       /* number of samples of a step, over all replicas; at least 1 */
     tsh_choice shuffle;  /* TSH_NO: samples come in order; 0: each epoch shuffles them anew */
     int drop_last;       /* 1: only whole batches; 0: the last one of an epoch may be smaller */
-    uint64_t seed;       /* key of the orders; 0: the ctx's seed */
-    int64_t epoch, at;   /* number of whole epochs taken; of samples taken of this one */
+    uint64_t seed;       /* seed of the random orders; 0: the ctx's seed */
+    int64_t epoch, at;   /* epoch: number of epochs that are finished; at: number of samples taken
+                          * of the current one */
     int64_t first, mine; /* this replica's part of the batch: the place of its first sample in the
                           * order of the epoch, and how many it has; tsh_sampler_next sets them */
 } tsh_sampler;
 /* Goes on to the next batch: sets sampler->mine, the number of this replica's samples, which
- * tsh_sampler_index returns. Replica r has its shard (rule 5 of >>comm-api) of the batch. Returns
- * the number of samples of the whole batch; 0 at the end of an epoch, after which the next call
- * begins another; -1 and an error if the sampler's values are wrong. No collective runs.
+ * tsh_sampler_index returns. Replica r gets chunk r of the batch by torch.chunk's rule. Returns the
+ * number of samples of the whole batch; 0 at the end of an epoch, after which the next call begins
+ * another; -1 and an error if the sampler's values are wrong. No collective runs.
  * Where a batch is not a multiple of dp, replicas have unequal numbers of samples, perhaps none:
  * the loss is then a sum of terms (tsh_backward_desc.summed).
  * torch: data.DataLoader, data.DistributedSampler, data.RandomSampler */
@@ -1500,7 +1510,8 @@ TSH_API tsh_tensor *tsh_gelu_tanh(tsh_tensor *x); /* approximates GELU by tanh, 
                                                    * approximate="tanh" */
 TSH_API tsh_tensor *tsh_silu(tsh_tensor *x);      /* x sigmoid(x) */
 TSH_API tsh_tensor *tsh_mish(tsh_tensor *x);      /* x tanh(log(1 + e^x)); Misra 2019 */
-TSH_API tsh_tensor *tsh_selu(tsh_tensor *x);      /* Klambauer et al. 2017 */
+TSH_API tsh_tensor *tsh_selu(tsh_tensor *x);      /* about 1.0507 x if x > 0, else 1.7581 (e^x - 1);
+                                                   * Klambauer et al. 2017 */
 TSH_API tsh_tensor *tsh_hardsigmoid(tsh_tensor *x); /* min(max(x + 3, 0), 6) / 6 */
 TSH_API tsh_tensor *tsh_hardswish(tsh_tensor *x);   /* x hardsigmoid(x) */
 TSH_API tsh_tensor *tsh_log_sigmoid(tsh_tensor *x); /* log(sigmoid(x)), also where that is tiny */
@@ -1562,7 +1573,7 @@ TSH_API tsh_tensor *tsh_keep(const tsh_tensor *t);
  * logsumexp, var, std and norm is R, by one small all-gather; the other ops fail with
  * TSH_ERR_LAYOUT. Of a P input, only sum, mean and cumsum, which are linear, can be computed. */
 enum { TSH_ALL = -1000 };
-/* Sums along dim, and means.
+/* Return the sums, or the means, along dim.
  * torch: torch.sum, torch.mean, Tensor.sum, Tensor.mean */
 TSH_API tsh_tensor *tsh_sum(tsh_tensor *x, int dim, int keepdim);
 TSH_API tsh_tensor *tsh_mean(tsh_tensor *x, int dim, int keepdim);
@@ -1651,12 +1662,12 @@ TSH_API tsh_tensor *tsh_full_tensor(tsh_tensor *x);
 /* Declares the layout of the values that each rank already holds; nothing is sent (torchshard's
  * RegisterParallelDim). R to S(d): each rank's tensor becomes one of P shards of equal length, so
  * the whole is P times as long along d. S(d) to R: this rank's shard becomes the whole tensor; all
- * shards must have the same length. R to P, P to R: the shape stays. Others go through R. Nothing
- * is sent in backward either: each rank's gradient is that of the values it holds, also if R became
- * S or P. (If the values really are replicated, call tsh_tp_copy(t, TSH_SUM) first: it sums the
- * gradients over ranks.) An owned tensor that is no parameter is changed in place and returned;
- * this is TSH_ERR_STATE if it has views or a gradient, or a recorded op has used it. Of a parameter
- * or a step tensor, a step tensor with the same values is returned.
+ * shards must have the same length. R to P, P to R: the shape stays. Any other change is done by
+ * way of R. Nothing is sent in backward either: each rank's gradient is that of the values it
+ * holds, also if R became S or P. (If the values really are replicated, call tsh_tp_copy(t,
+ * TSH_SUM) first: it sums the gradients over ranks.) An owned tensor that is no parameter is
+ * changed in place and returned; this is TSH_ERR_STATE if it has views or a gradient, or a recorded
+ * op has used it. For a parameter or a step tensor, returns a step tensor with the same values.
  * torch: DTensor.from_local */
 TSH_API tsh_tensor *tsh_set_layout(tsh_tensor *t, tsh_layout layout);
 
@@ -1850,14 +1861,15 @@ typedef struct tsh_cross_entropy_desc {
     tsh_reduction reduction;
     int ignore;           /* 0: target -100 is ignored, as in torch; 1: target ignore_index is */
     int64_t ignore_index; /* if ignore is 1: the target to ignore, any integer */
-    int empty_zero;       /* a mean whose divisor is 0 is NaN, as in torch, if this is 0; 0 if 1 */
+    int empty_zero;       /* what a mean with divisor 0 is: NaN, as in torch, if this is 0; 0 if it
+                           * is 1 */
     double label_smoothing; /* e, in [0, 1]: each target distribution becomes (1 - e) target + e /
                              * V, where V is the number of classes */
     double z_loss;          /* z_loss times (log sum exp logits)^2 is added to each row's loss */
     tsh_tensor *weight;     /* (V): a weight per class, R or sharded as the classes, without a
                              * gradient; NULL: 1 */
-    int dim;                /* the classes are the last dimension of logits if this is 0,
-                             * dimension 1, as in torch, if 1 */
+    int dim;                /* dimension of logits that has the classes: 0: the last one; 1:
+                             * dimension 1, as in torch */
 } tsh_cross_entropy_desc;
 /* Returns the cross-entropy of logits (.., V) and targets, integers (..) or probabilities (.., V):
  * a scalar, or (..) with TSH_REDUCE_NONE. With .dim = 1, shapes are those of
@@ -1880,9 +1892,9 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
  * tsh_cross_entropy(head(x), target) with TSH_REDUCE_NONE gives. */
 typedef tsh_tensor *(*tsh_chunk_fn)(tsh_tensor *x, tsh_tensor *target, void *user);
 typedef struct tsh_chunks_desc {
-    tsh_chunk_fn fn; /* computes the losses of a chunk of rows; needed */
+    tsh_chunk_fn fn; /* computes the losses of a chunk of rows; must not be NULL */
     void *user;      /* given to fn */
-    int64_t rows;    /* rows of a chunk, the last one may have fewer; 0: 256 */
+    int64_t rows;    /* number of rows of a chunk (the last one may have fewer); 0: 256 */
 } tsh_chunks_desc;
 /* Returns the sum of the losses of all rows, a scalar TSH_REAL, R. x (.., C) and target (..) or
  * (.., d1, ..) are cut into chunks of .rows rows, where (..) are the rows; fn computes the losses
@@ -1896,8 +1908,9 @@ typedef struct tsh_chunks_desc {
  *   Gradients flow to x and to whatever else fn reads, such as the head's weights, 16 tensors at
  * most (else TSH_ERR_UNSUPPORTED). They are computed at once, with each chunk, so that nothing is
  * computed twice, and kept until backward: the gradient of x, and one of the size of each weight of
- * fn that is trained. fn must not end the step or call tsh_backward, and ends what it begins
- * (tsh_scope_begin, tsh_no_grad_begin). Within tsh_no_grad_begin nothing is kept.
+ * fn that is trained. fn must not end the step or call tsh_backward, and must end the scopes and
+ * no-grad sections that it begins (tsh_scope_begin, tsh_no_grad_begin). Within tsh_no_grad_begin
+ * nothing is kept.
  *   x and target are replicated along their rows. Collectives: those of fn, for each chunk. */
 TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
                                        const tsh_chunks_desc *desc);
@@ -1940,7 +1953,7 @@ enum { TSH_MAX_OUTPUTS = 8 }; /* the most outputs of one tsh_custom_op */
 typedef struct tsh_output {
     tsh_shape shape;   /* global shape */
     tsh_layout layout;
-    tsh_dtype dtype;   /* 0: TSH_REAL. No gradient flows through one of integers */
+    tsh_dtype dtype;   /* 0: TSH_REAL. No gradient flows through an integer output */
 } tsh_output;
 
 typedef struct tsh_custom_op_desc {
@@ -1994,12 +2007,13 @@ typedef struct tsh_loss_desc {
     tsh_tensor *pos_weight;  /* tsh_binary_cross_entropy_with_logits: factor of target log
                               * sigmoid(x), broadcast to x's shape; NULL: 1 */
     double delta;            /* tsh_huber_loss: where the loss turns from square to linear; 0: 1 */
-    double beta;             /* tsh_smooth_l1_loss: the same; 0: 1; TSH_ZERO: 0, |x - target| */
+    double beta;             /* tsh_smooth_l1_loss: where the loss turns from square to linear; 0:
+                              * 1; TSH_ZERO: 0, which gives |x - target| */
     int log_target;          /* tsh_kl_div: 1: the target is log-probabilities */
     int ignore;              /* tsh_nll_loss: 0: target -100 is ignored; 1: ignore_index is */
     int64_t ignore_index;    /* tsh_nll_loss, if ignore is 1: the target to ignore, any integer */
-    int dim;                 /* tsh_nll_loss: classes are the last dimension of log_probs if this is
-                              * 0, dimension 1, as in torch, if 1 */
+    int dim;                 /* tsh_nll_loss: dimension of log_probs that has the classes: 0: the
+                              * last one; 1: dimension 1, as in torch */
 } tsh_loss_desc;
 
 /* Returns the squared error, (x - target)^2. With a weight, the mean divides by the sum of the
@@ -2054,10 +2068,10 @@ TSH_API tsh_tensor *tsh_nll_loss(tsh_tensor *log_probs, tsh_tensor *target,
                                  const tsh_loss_desc *desc);
 /* Returns sum a b / (max(|a|, eps) max(|b|, eps)) along dim, where |a| is the Euclidean norm: the
  * cosine of the angle between a and b. a and b broadcast as in NumPy; dim is a dimension of the
- * broadcast shape, negative: counts from the end, and is left out of the result's shape. eps 0:
- * 1e-8; TSH_ZERO: 0. The result has the wider dtype of a and b. Layouts: R, R -> R. S(d), S(d), or
- * S and R if the R input has length 1 along the sharded dimension: S if that is not dim; if it is
- * dim, R, by one all-reduce of three numbers per result. No collective in backward but for the
+ * broadcast shape (a negative one counts from the end) and is left out of the result's shape. eps
+ * 0: 1e-8; TSH_ZERO: 0. The result has the wider dtype of a and b. Layouts: R, R -> R. S(d), S(d),
+ * or S and R if the R input has length 1 along the sharded dimension: S if that is not dim; if it
+ * is dim, R, by one all-reduce of three numbers per result. No collective in backward but for the
  * partial gradient of the R input. P is TSH_ERR_LAYOUT.
  * torch: F.cosine_similarity, nn.CosineSimilarity */
 TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim, double eps);
@@ -2068,10 +2082,10 @@ TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim,
 /* Needs: >>tensor-api.                                                       */
 /* ========================================================================== */
 
-/* Ops of this section take any dtype but quantised ones, unless they say otherwise, and give x's.
- * They move elements without rounding. A dim may be negative: -1 is the last dimension; a scalar
- * has the dims 0 and -1. No collective runs in forward; where a gradient is a partial sum, backward
- * all-reduces it, as for every op. */
+/* Ops of this section take any dtype but quantised ones, unless they say otherwise, and their
+ * result has x's dtype. They move elements without rounding. A dim may be negative: -1 is the last
+ * dimension; a scalar has the dims 0 and -1. No collective runs in forward; where a gradient is a
+ * partial sum, backward all-reduces it, as for every op. */
 
 /* -- other shapes ----------------------------------------------------------- */
 
@@ -2160,10 +2174,10 @@ TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes);
  * number of threads. */
 
 /* Returns the elements of x that index names along dim, in the shape of index: for dim 1 of three,
- * out[i][j][k] = x[i][index[i][j][k]][k]. index has as many dimensions as x, and is no longer along
- * any of them but dim. Layouts of x, index -> result: R, R -> R; P, R -> P; R, S(dim) -> S(dim),
- * where dx is partial; both sharded alike along another dimension, which is equally long in both
- * -> the same. An x that is sharded along dim is refused.
+ * out[i][j][k] = x[i][index[i][j][k]][k]. index has as many dimensions as x and, along every
+ * dimension but dim, at most the length of x. Layouts of x, index -> result: R, R -> R; P, R -> P;
+ * R, S(dim) -> S(dim), where dx is partial; both sharded alike along another dimension, which is
+ * equally long in both -> the same. An x that is sharded along dim is refused.
  * torch: torch.gather, Tensor.gather, torch.take_along_dim */
 TSH_API tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index);
 /* Returns a copy of x to which src is added where index says: for dim 1 of three,
@@ -2189,13 +2203,13 @@ TSH_API tsh_tensor *tsh_index_select(tsh_tensor *x, int dim, tsh_tensor *index);
 
 /* Returns the k largest elements of x along dim, the largest first; if `largest` is 0, the k
  * smallest, the smallest first. The result is x's shape with length k there, 0 <= k <= that of x.
- * *indices, unless indices is NULL, becomes a TSH_I64 tensor of the same shape and layout: where
- * along dim they were. After an error it is NULL.
+ * *indices, unless indices is NULL, becomes a TSH_I64 tensor of the same shape and layout: their
+ * positions in x along dim. After an error it is NULL.
  * torch: torch.topk, Tensor.topk */
 TSH_API tsh_tensor *tsh_topk(tsh_tensor *x, int64_t k, int dim, int largest, tsh_tensor **indices);
 /* Returns x sorted along dim, upwards, or downwards if descending is 1; stable: equal elements keep
  * their order. *indices, unless indices is NULL, becomes a TSH_I64 tensor of x's shape and layout:
- * where along dim the elements were. After an error it is NULL.
+ * the positions of the elements in x along dim. After an error it is NULL.
  * torch: torch.sort, Tensor.sort, torch.msort */
 TSH_API tsh_tensor *tsh_sort(tsh_tensor *x, int dim, int descending, tsh_tensor **indices);
 /* Returns the *indices of tsh_sort.
@@ -2208,13 +2222,14 @@ TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending);
  * of a alone ("ij->ji", "ii->") if b is NULL. A letter (A to Z, a to z) names each dimension of an
  * input; dimensions with the same letter have the same length (or 1, between a and b), and letters
  * that the result lacks are summed over. A letter twice in one input takes the diagonal. "..."
- * stands for further dimensions, which are broadcast and stay. Without "->" the result has what
- * "..." stands for, then the letters that occur once, A before Z before a. Dtypes: floating, as in
- * tsh_matmul, by which products are computed; without letters to sum over, or with no letter that
- * only one input has, by tsh_mul. Layouts: at most one letter of each input is sharded. If both
- * inputs have it, both are sharded alike along it: a letter that stays gives S, one that is summed
- * over P. Else the other input is R, and the result S, or P. P, R and R, P -> P; R, R -> R. Inputs
- * are copied only if their strides do not allow a product.
+ * stands for further dimensions, which are broadcast and stay. Without "->" the result has the
+ * dimensions that "..." stands for, then the letters that occur once, in the order A to Z, a to z.
+ * Dtypes: floating, as in tsh_matmul, by which products are computed; without letters to sum over,
+ * or with no letter that only one input has, by tsh_mul. Layouts: at most one letter of each input
+ * is sharded. If both inputs have it, both are sharded alike along it: a letter that stays gives S,
+ * one that is summed over P. If only one input has it, the other input is R, and the result is S or
+ * P likewise. Without sharded letters: P, R and R, P -> P; R, R -> R. Inputs are copied only if
+ * their strides do not allow a product.
  * torch: torch.einsum, torch.tensordot, torch.outer, torch.trace, torch.diagonal */
 TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *b);
 
@@ -2233,10 +2248,11 @@ typedef enum tsh_style {
     TSH_COLWISE,        /* linear: output features are sharded; embedding: its features are, and
                          * the output is gathered to R (torch's stays Shard(-1)) */
     TSH_ROWWISE,        /* linear: input features are sharded; embedding: the vocabulary is */
-    TSH_AUTO,           /* linear with a weight of its own: chosen at the first forward. ROWWISE
-                         * if the input is sharded along its features, else COLWISE */
-    TSH_SEQUENCE,       /* norms, dropout: the input is redistributed to S(1), the sequence, or
-                         * to .input */
+    TSH_AUTO,           /* linear whose weight is not tied: the style is chosen at the first
+                         * forward: ROWWISE if the input is sharded along its features, else
+                         * COLWISE */
+    TSH_SEQUENCE,       /* norms, dropout: sequence parallelism: the input is redistributed to S(1),
+                         * its sequence dimension, or to .input */
     TSH_PREPARE_INPUT,  /* any module: before forward, redistributes its inputs to the rule's .input
                          * or .inputs */
     TSH_PREPARE_OUTPUT, /* any module: after forward, redistributes its output to the rule's
@@ -2342,15 +2358,15 @@ TSH_API tsh_result tsh_tie(tsh_module *module, const char *name, tsh_tensor *sou
  * torch: nn.Module.to_empty */
 TSH_API tsh_result tsh_materialize(tsh_module *module);
 /* Sets every parameter below module to its initial values again, with the same bits as the first
- * time, and clears the gradients; tied parameters once. Call it between steps. torch's
+ * time, and clears the gradients; a tied parameter is set once. Call it between steps. torch's
  * reset_parameters.
  * torch: nn.Linear.reset_parameters */
 TSH_API tsh_result tsh_reset_parameters(tsh_module *module);
-/* Converts all floating parameters and buffers below module to a dtype, with or without memory, in
- * any layout; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are
- * computed in TSH_REAL and rounded, so converting before or after initialisation gives the same
- * bits. Gradients stay. Call it before tsh_optim_new. Errors, after which nothing is changed: the
- * dtype is not floating; a recorded op has used a parameter; an optimiser has one.
+/* Converts all floating parameters and buffers below module to a dtype, in any layout, allocated or
+ * not; torch.nn.Module.to. Values are rounded once, to the nearest. Initial values are computed in
+ * TSH_REAL and rounded, so converting before or after initialisation gives the same bits. Gradients
+ * stay. Call it before tsh_optim_new. Errors, after which nothing is changed: the dtype is not
+ * floating; a recorded op has used a parameter; an optimiser has one.
  * torch: nn.Module.to, nn.Module.float, nn.Module.half, nn.Module.bfloat16 */
 TSH_API tsh_result tsh_to(tsh_module *module, tsh_dtype dtype);
 /* Turns training mode on or off for module and all modules below; it is on at first. Dropout layers
@@ -2389,8 +2405,8 @@ TSH_API tsh_result tsh_set_rng_state(tsh_ctx *ctx, const void *state, size_t siz
 
 /* Adds a layer-norm layer (tsh_layer_norm) below parent, with parameters "weight" (dim), initially
  * 1, and "bias" (dim), initially 0. In plans, COLWISE shards both, for inputs S(-1); SEQUENCE
- * redistributes the input to S(seq). Of all layers: parameters get memory at the first forward or
- * by tsh_materialize; a layer that cannot be made leaves nothing in the tree.
+ * redistributes the input to S(seq). As for all layers, parameters get memory at the first forward
+ * or by tsh_materialize, and a layer that cannot be made leaves nothing in the tree.
  * torch: nn.LayerNorm */
 TSH_API tsh_module *tsh_add_layer_norm(tsh_module *parent, const char *name,
                                        const tsh_layer_norm_desc *desc);
@@ -2441,10 +2457,11 @@ typedef struct tsh_plan_rule {
                        * input for backward, which gathers it again */
     const char *kind; /* only for modules of this kind, such as "linear" or "embedding"; NULL:
                        * any */
-    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs: the layout of each,
-                                      * NULL: left as it is */
+    const tsh_layout *const *inputs; /* PREPARE_INPUT of several inputs: array of their layouts; a
+                                      * NULL entry leaves its input as it is */
     int input_count;
-    const tsh_segment *cut; /* lengths and units of the segments; NULL: equal segments with .unit */
+    const tsh_segment *cut; /* array of the lengths and units of the segments; NULL: equal segments
+                             * with .unit */
 } tsh_plan_rule;
 /* Applies a plan: gives its style to every module below that a rule matches. Existing values are
  * kept and redistributed (collectively if they were sharded), with the moments of optimisers;
@@ -2492,8 +2509,8 @@ TSH_API tsh_module *tsh_add_embedding(tsh_module *parent, const char *name,
 
 typedef struct tsh_attention_layer_desc {
     int64_t dim;             /* features of the input and of the output */
-    int64_t heads, kv_heads; /* heads: number of query heads; kv_heads: of key and value heads,
-                              * which divides heads; 0: as many */
+    int64_t heads, kv_heads; /* heads: number of query heads; kv_heads: number of key and value
+                              * heads, which divides heads; 0: heads */
     int64_t head_dim;        /* features of a head; 0: dim / heads */
     tsh_choice qkv_bias, out_bias; /* TSH_YES: the linear layers of q, k and v, and of the output,
                                     * have biases; TSH_USUAL: no */
@@ -2514,8 +2531,8 @@ typedef struct tsh_attention_layer_desc {
                                        * "v_proj", "o_proj" */
     const char *fused; /* name of one linear layer [Q|K|V] that replaces the three; NULL: three
                         * layers */
-    int by_group;      /* 1: the features of the fused layer are ordered by key head: its query
-                        * heads, the key head, the value head */
+    int by_group;      /* 1: the output features of the fused layer are grouped by key head: the
+                        * query heads that use it, the key head, its value head */
     int reversed;      /* 1: the weights of all linear layers are stored as (in, out) */
     tsh_init weight_init, bias_init; /* initial values in all linear layers; defaults: see
                                       * tsh_linear_desc */
@@ -2544,8 +2561,8 @@ TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments);
 
 typedef enum tsh_activation { TSH_GELU, TSH_GELU_TANH, TSH_RELU, TSH_SILU } tsh_activation;
 typedef struct tsh_mlp_desc {
-    int64_t dim, hidden; /* dim: features of the input and of the output; hidden: of the layer
-                          * between */
+    int64_t dim, hidden; /* dim: features of the input and of the output; hidden: features between
+                          * up and down */
     tsh_activation activation;
     int gated; /* 0: down(f(up x)); 1: down(f(gate x) up x), Shazeer 2020; f: the activation */
     tsh_choice bias; /* TSH_YES: all linear layers have biases; TSH_USUAL: no */
@@ -2568,9 +2585,9 @@ TSH_API tsh_module *tsh_add_mlp(tsh_module *parent, const char *name, const tsh_
  * `batch` sequences of at most `length` positions, laid out as the layers' keys. While a cache is
  * attached, each forward appends its keys and values to it and attends to all that it holds: a
  * prompt at once or in chunks, then token by token, gives what one forward of the whole sequence
- * would. Only without gradients (tsh_no_grad_begin). dtype: of the cache; 0: tsh_desc.dtype. Shard
- * the model first. NULL and an error: there is no such layer, one has a cache already, batch or
- * length is below 1. A forward that does not fit into the cache is TSH_ERR_SHAPE. Freed with the
+ * would. Only without gradients (tsh_no_grad_begin). dtype: dtype of the cache; 0: tsh_desc.dtype.
+ * Shard the model first. NULL and an error: there is no such layer, one has a cache already, batch
+ * or length is below 1. A forward that does not fit into the cache is TSH_ERR_SHAPE. Freed with the
  * ctx. No collective.
  * torch: transformers.StaticCache, transformers.DynamicCache */
 TSH_API tsh_cache *tsh_cache_new(tsh_module *module, int64_t batch, int64_t length,
@@ -2650,8 +2667,8 @@ TSH_API const tsh_policy *tsh_policy_find(const char *name);
  * Features are sharded by whole heads, evenly or not; if several query heads share a key head, by
  * such groups of heads. If query heads share key heads and there are fewer key heads than ranks, K
  * and V stay whole on every rank and their gradients are partial (one all-reduce each); K and V
- * must then be layers of their own. Errors, after which nothing is changed: no block; a block
- * without a named layer or argument; a list of which a block has no layer; heads or hidden sizes
+ * must then be layers of their own. Errors, after which nothing is changed: no path matches
+ * .blocks; a block lacks a named layer or argument, or all layers of a list; heads or hidden sizes
  * that do not fit. Collectives: one all-reduce in forward per row-parallel layer, one in backward
  * per input of column-parallel layers. */
 TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *policy);
@@ -2668,24 +2685,26 @@ TSH_API tsh_result tsh_parallelize_policy(tsh_module *root, const tsh_policy *po
  * in one dimension [0] is for the length, and [1] is not read. */
 
 typedef struct tsh_conv_options {
-    int64_t stride[2];         /* 0: 1 */
+    int64_t stride[2];         /* step of the kernel over the image; 0 means 1 */
     int64_t padding[2];        /* zeros before and after the image; 0: none */
-    int64_t output_padding[2]; /* of a transposed convolution: rows, columns added at the end of the
-                                * output; 0: none. Below stride or dilation */
-    int64_t dilation[2];       /* elements from tap to tap of the kernel; 0: 1 */
-    int64_t groups;            /* input channels and output channels are in so many groups, and an
-                                * output channel sums over those of its group; 0: 1 */
+    int64_t output_padding[2]; /* transposed convolutions: rows, columns added at the end of the
+                                * output, fewer than stride or than dilation; 0: none */
+    int64_t dilation[2];       /* distance between neighbouring kernel elements, in elements of the
+                                * image; 0 means 1 */
+    int64_t groups;            /* number of groups into which input and output channels are divided;
+                                * an output channel sums over the input channels of its group only;
+                                * 0 means 1 */
 } tsh_conv_options;
 
 /* Returns the cross-correlation of x (N, in, L) with the weight (out, in / groups, K), plus bias
  * (out) or NULL: (N, out, L'), L' = (L + 2 padding - dilation (K - 1) - 1) / stride + 1, rounded
- * down. options NULL: all usual. Dtypes may differ: the result has x's; sums are in tsh_real,
- * rounded once. Layouts of x, weight -> result: R, R -> R; S(0), R -> S(0); P, R -> P without a
- * bias; R, S(0) -> S(1), column-parallel, with a bias S(0), and backward all-reduces dx; S(1) or R,
- * S(1) -> R, row-parallel, by one all-reduce in its dtype, after which the bias is added. With
- * groups: S(1) or R, S(0) -> S(1), if each rank has whole groups. Errors: TSH_ERR_SHAPE if the
- * shapes do not fit or nothing is left of the image, TSH_ERR_ARGUMENT, TSH_ERR_LAYOUT. Source:
- * Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016).
+ * down. options NULL: all 0. Dtypes may differ: the result has x's; sums are in tsh_real, rounded
+ * once. Layouts of x, weight -> result: R, R -> R; S(0), R -> S(0); P, R -> P without a bias; R,
+ * S(0) -> S(1), column-parallel, with a bias S(0), and backward all-reduces dx; S(1) or R, S(1) ->
+ * R, row-parallel, by one all-reduce in its dtype, after which the bias is added. With groups: S(1)
+ * or R, S(0) -> S(1), if each rank has whole groups. Errors: TSH_ERR_SHAPE if the shapes do not fit
+ * or nothing is left of the image, TSH_ERR_ARGUMENT, TSH_ERR_LAYOUT. Source: Dumoulin and Visin, "A
+ * guide to convolution arithmetic for deep learning" (2016).
  * torch: F.conv1d */
 TSH_API tsh_tensor *tsh_conv1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                const tsh_conv_options *options);
@@ -2694,11 +2713,11 @@ TSH_API tsh_tensor *tsh_conv1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bi
  * torch: F.conv2d */
 TSH_API tsh_tensor *tsh_conv2d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                const tsh_conv_options *options);
-/* Returns what is the gradient of a convolution's input, as a forward: x (N, in, L), weight (in,
- * out / groups, K), bias (out) or NULL, result (N, out, L'), L' = (L - 1) stride - 2 padding +
- * dilation (K - 1) + output_padding + 1. Layouts as tsh_conv1d, where the weight's dimensions of
- * input and output channels are the other way round: S(1) is column-parallel, S(0) row-parallel or,
- * with groups, by whole groups.
+/* Returns the transposed convolution of x, the op by which the gradient of a convolution's input is
+ * computed: x (N, in, L), weight (in, out / groups, K), bias (out) or NULL, result (N, out, L'), L'
+ * = (L - 1) stride - 2 padding + dilation (K - 1) + output_padding + 1. Layouts as tsh_conv1d,
+ * where the weight's dimensions of input and output channels are the other way round: S(1) is
+ * column-parallel, S(0) row-parallel or, with groups, by whole groups.
  * torch: F.conv_transpose1d */
 TSH_API tsh_tensor *tsh_conv_transpose1d(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                                          const tsh_conv_options *options);
@@ -2710,15 +2729,18 @@ TSH_API tsh_tensor *tsh_conv_transpose2d(tsh_tensor *x, tsh_tensor *weight, tsh_
 
 /* -- pooling, interpolation ----------------------------------------------------
  * x is (N, C, L) or (N, C, H, W); each channel is computed for itself. Layouts: the result has that
- * of x, R, S(0) or S(1), and P, too, if the op is linear: all but the maximum. No collective
+ * of x, R, S(0) or S(1), and P, too, except for the maximum, which is not linear. No collective
  * runs. */
 
 typedef struct tsh_pool_options {
     int64_t kernel[2];            /* size of the window; must be given */
-    int64_t stride[2];            /* distance of windows; 0: kernel */
-    int64_t padding[2];           /* before and after the image, at most half of kernel; 0: none */
-    int64_t dilation[2];          /* of a maximum: distance of a window's elements; 0: 1 */
-    int ceil_mode;                /* 1: a last window may extend over the padding */
+    int64_t stride[2];            /* distance from one window to the next; 0: kernel */
+    int64_t padding[2];           /* elements added before and after the image, at most half of
+                                   * kernel; 0: none */
+    int64_t dilation[2];          /* maximum: distance between neighbouring elements of a window; 0
+                                   * means 1 */
+    int ceil_mode;                /* 1: the last window may extend beyond the end of the padded
+                                   * image */
     tsh_choice count_include_pad; /* TSH_NO: a mean is that of the elements without the padding */
     int64_t divisor_override;     /* a mean's divisor; 0: the number of elements. (torch has it in
                                    * two dimensions only) */
@@ -2750,25 +2772,26 @@ TSH_API tsh_tensor *tsh_adaptive_avg_pool1d(tsh_tensor *x, int64_t length);
 TSH_API tsh_tensor *tsh_adaptive_avg_pool2d(tsh_tensor *x, int64_t height, int64_t width);
 
 typedef enum tsh_interpolation {
-    TSH_NEAREST, /* the element at or before the position */
-    TSH_BILINEAR /* between the four nearest elements; in one dimension between two, torch's
-                  * "linear" */
+    TSH_NEAREST, /* takes the element at or before the position */
+    TSH_BILINEAR /* interpolates between the four nearest elements; in one dimension between two,
+                  * torch's "linear" */
 } tsh_interpolation;
 typedef struct tsh_interpolate_options {
-    int64_t size[2];        /* of the result; 0: from scale */
-    double scale[2];        /* factor of the size, and of positions; 0: from size */
+    int64_t size[2];        /* height and width, or length, of the result; 0: computed from scale */
+    double scale[2];        /* ratio of the result's size to x's, by which positions are computed,
+                             * too; 0: computed from size */
     tsh_interpolation mode;
     int align_corners;      /* 1, with BILINEAR: the centres of the corner elements of x and of the
                              * result coincide; 0: the outer edges of these elements do */
 } tsh_interpolate_options;
 /* Returns x (N, C, L) or (N, C, H, W) with another length or height and width: size, or x's times
- * scale, rounded down. Errors: TSH_ERR_ARGUMENT if of a dimension both or neither are given, or
- * nothing is left.
+ * scale, rounded down. TSH_ERR_ARGUMENT: for a dimension both of size and scale are given, or
+ * neither; or the result would be empty.
  * torch: F.interpolate, nn.Upsample */
 TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options *options);
 /* Returns (N, C / factor^2, H factor, W factor) from x (N, C, H, W): element (c, y factor + i, x
- * factor + j) is that of channel (c factor + i) factor + j at (y, x). By tsh_reshape and
- * tsh_permute, whose rules hold for layouts.
+ * factor + j) is that of channel (c factor + i) factor + j at (y, x). It calls tsh_reshape and
+ * tsh_permute, whose rules for layouts hold here, too.
  * torch: F.pixel_shuffle, nn.PixelShuffle */
 TSH_API tsh_tensor *tsh_pixel_shuffle(tsh_tensor *x, int64_t factor);
 
@@ -2785,10 +2808,10 @@ typedef struct tsh_conv_desc {
     const tsh_layout *input;   /* layout that the input must have; NULL: that of the style */
     const tsh_layout *output;  /* layout of the output; NULL: that of the style */
     tsh_choice bias;           /* TSH_NO: no bias; TSH_USUAL: a bias */
-    tsh_style style;           /* COLWISE: output channels are sharded, with groups whole groups;
-                                * ROWWISE, without groups: input channels are */
-    int64_t unit;              /* channels of a unit, which is not split (tsh_segment); 0 means 1,
-                                * with groups a group */
+    tsh_style style;           /* COLWISE: output channels are sharded (with groups: by whole
+                                * groups); ROWWISE, only without groups: input channels are */
+    int64_t unit;              /* number of channels that stay on one rank, a unit (tsh_segment); 0
+                                * means 1, with groups a group */
     int gather_output;         /* 1, with COLWISE: the output is all-gathered to R */
     tsh_init weight_init;      /* default: KAIMING_UNIFORM with a = sqrt 5, as torch.nn.Conv2d */
     tsh_init bias_init;        /* default: UNIFORM in [-s, s), s = 1 / sqrt(fan_in) */
@@ -2820,16 +2843,17 @@ TSH_API tsh_module *tsh_add_conv_transpose2d(tsh_module *parent, const char *nam
 /* Needs: >>module-api.                                                       */
 /* ========================================================================== */
 
-/* In all of these, x is (N, C) or (N, C, ..), with channels in dimension 1, and the result has x's
- * shape and dtype. Sums are in double. */
+/* In all ops of this section, x is (N, C) or (N, C, ..), with channels in dimension 1, and the
+ * result has x's shape and dtype. Sums are in double. */
 
 /* -- batch norm ------------------------------------------------------------- */
 
 typedef struct tsh_batch_norm_options {
     int training;    /* 1: normalises with the mean and variance of x, and updates the running
                       * ones; 0: normalises with the running ones */
-    double momentum; /* share of x's statistics in an update of the running ones; 0: 0.1; TSH_ZERO:
-                      * 0, which leaves them as they are */
+    double momentum; /* weight of x's statistics in an update of the running ones: running = (1 -
+                      * momentum) running + momentum new; 0: 0.1; TSH_ZERO: 0, which leaves them as
+                      * they are */
     double eps;      /* added to the variance; 0: 1e-5; TSH_ZERO: 0 */
     int over_dp;     /* 1: in training, the statistics are those of the batches of all replicas
                       * (dp), as in SyncBatchNorm */
@@ -2868,7 +2892,7 @@ typedef struct tsh_batch_norm_desc {
  * initially 1, and "bias" (dim), initially 0, and the buffers "running_mean" (dim), initially 0,
  * "running_var" (dim), initially 1, and "num_batches_tracked", a scalar of TSH_I64 that counts the
  * forwards in training. In training mode (tsh_train) it normalises with the statistics of x, else
- * with the running ones. In plans, COLWISE shards all that have a dimension, for inputs S(1);
+ * with the running ones. In plans, COLWISE shards all of these but the scalar, for inputs S(1);
  * SEQUENCE redistributes the input to S(1) or .input. Buffers are saved and loaded with the model,
  * and no optimiser changes them; without .over_dp each replica has those of its own batches, and
  * tsh_save writes those of the first replica.
@@ -2926,19 +2950,22 @@ TSH_API tsh_module *tsh_add_instance_norm(tsh_module *parent, const char *name,
 
 /* Options of tsh_lstm and tsh_gru, and of their layers. */
 typedef struct tsh_recurrent_desc {
-    int64_t in, hidden; /* layers: features of x; units, which are the features of h. The ops take
-                         * them from the shapes */
-    int layers;         /* number of layers, of which each takes the outputs of the one before; 0
+    int64_t in, hidden; /* numbers of features of x and of h (units); read by tsh_add_lstm and
+                         * tsh_add_gru only: the ops take them from the shapes */
+    int layers;         /* number of stacked layers; each takes the outputs of the one before; 0
                          * means 1 */
     int bidirectional;  /* 1: every layer also goes through the sequence from its end, with weights
                          * of its own; its outputs are those of both directions, concatenated */
     int batch_first;    /* 1: x is (B, T, in); 0: (T, B, in) */
     tsh_choice bias;    /* TSH_NO: no biases; TSH_USUAL: b_ih and b_hh */
-    double dropout;     /* probability of dropout on the outputs of each layer but the last; of a
-                         * layer: in training mode only */
-    tsh_module *owner;  /* ops: the module that keys the masks of dropout; NULL: the ctx */
-    tsh_choice sharded; /* layers: TSH_YES: the units are sharded over tp; TSH_USUAL: no */
-    tsh_dtype dtype;    /* layers: dtype of the parameters; 0: tsh_desc.dtype */
+    double dropout;     /* probability of dropout on the outputs of each layer but the last;
+                         * tsh_lstm and tsh_gru always apply it, the layers of tsh_add_lstm and
+                         * tsh_add_gru in training mode only */
+    tsh_module *owner;  /* tsh_lstm, tsh_gru: the module that keys the dropout masks; NULL: the
+                         * ctx */
+    tsh_choice sharded; /* tsh_add_lstm, tsh_add_gru: TSH_YES: the units are sharded over tp;
+                         * TSH_USUAL: they are not */
+    tsh_dtype dtype;    /* tsh_add_lstm, tsh_add_gru: dtype of the parameters; 0: tsh_desc.dtype */
 } tsh_recurrent_desc;
 /* Runs a long short-term memory (Hochreiter & Schmidhuber 1997) over x (T, B, in), or (B, T, in)
  * with .batch_first, or (T, in) without a batch. Returns h of the last layer at all T time steps,
@@ -3002,13 +3029,15 @@ TSH_API tsh_tensor *tsh_gru_forward(tsh_module *module, tsh_tensor *x, tsh_tenso
 
 /* -- learning rates --------------------------------------------------------- */
 
-/* How a learning rate changes from step to step. t: the step, 0, 1, ...; with a warm-up, all but
- * TSH_ONE_CYCLE count t from its end on. */
+/* How a learning rate changes from step to step. t: number of the step, 0, 1, ..., counted from the
+ * end of the warm-up if there is one; `total` counts the warm-up, too. TSH_ONE_CYCLE has no other
+ * warm-up than its own. */
 typedef enum tsh_schedule_kind {
-    TSH_CONSTANT,   /* lr */
+    TSH_CONSTANT,   /* always lr */
     TSH_LINEAR,     /* falls from lr at the end of the warm-up to lr_min at step `total` */
-    TSH_COSINE,     /* the same along half a cosine; torch: CosineAnnealingLR */
-    TSH_STEP,       /* lr gamma^(t / period), rounded down; torch: StepLR */
+    TSH_COSINE,     /* falls from lr to lr_min as TSH_LINEAR does, but along half a cosine; torch:
+                     * CosineAnnealingLR */
+    TSH_STEP,       /* lr gamma^floor(t / period); torch: StepLR */
     TSH_EXPONENTIAL, /* lr gamma^t; torch: ExponentialLR */
     TSH_ONE_CYCLE,  /* lr is the peak: rises to it from lr / div_factor in the first part pct_start
                      * of all steps, then falls to lr / div_factor / final_div_factor at step
@@ -3019,16 +3048,18 @@ typedef enum tsh_schedule_kind {
 } tsh_schedule_kind;
 typedef struct tsh_schedule {
     tsh_schedule_kind kind;
-    double lr, lr_min;     /* lr 0, in tsh_optim_desc.schedule: the optimiser's */
+    double lr, lr_min;     /* lr 0, in tsh_optim_desc.schedule: the optimiser's lr; lr_min: the last
+                            * rate of LINEAR, COSINE, WSD */
     int64_t warmup, total; /* numbers of steps: the learning rate rises linearly from lr / warmup to
                             * lr in the first `warmup` steps. total: LINEAR, COSINE, ONE_CYCLE and
                             * WSD need it */
     int64_t period;        /* STEP needs it: number of steps between two changes */
-    double gamma;          /* STEP: 0 means 0.1; EXPONENTIAL needs it: factor of a change */
+    double gamma;          /* factor of each change; STEP: 0 means 0.1; EXPONENTIAL needs it */
     double pct_start, div_factor, final_div_factor; /* ONE_CYCLE: 0 means 0.3, 25, 1e4 */
     int64_t decay;         /* WSD: number of steps of the decay; 0: total / 10 */
     tsh_schedule_kind shape; /* WSD: the decay is TSH_LINEAR (0 means this) or TSH_COSINE */
-    double (*factor)(int64_t t, void *user); /* LAMBDA needs it */
+    double (*factor)(int64_t t, void *user); /* LAMBDA needs it: returns the factor of lr at step
+                                              * t */
     void *user;
 } tsh_schedule;
 /* Returns the learning rate of a step: 0, 1, ...; a negative step counts as 0. schedule NULL:
@@ -3074,8 +3105,9 @@ typedef enum tsh_optim_kind {
     TSH_ADAMAX,
     TSH_NADAM,     /* decoupled, if .decoupled */
     TSH_RADAM,     /* decoupled, if .decoupled */
-    TSH_ADAFACTOR, /* decoupled; of a tensor with two dimensions or more, keeps means of squares of
-                    * rows and of columns alone; a step gathers each parameter on every rank */
+    TSH_ADAFACTOR, /* decoupled; of the squares of a gradient with two dimensions or more, it keeps
+                    * only the means of rows and of columns; a step gathers each parameter on every
+                    * rank */
     TSH_MUON,      /* decoupled; for parameters of two dimensions, such as the weights of linear
                     * layers; a step gathers each parameter on every rank; Jordan et al. 2024 */
     TSH_CUSTOM     /* the caller's own: .custom */
@@ -3083,8 +3115,8 @@ typedef enum tsh_optim_kind {
 
 /* How Muon's learning rate depends on the shape (rows, columns) of a parameter. */
 typedef enum tsh_adjust_lr {
-    TSH_ADJUST_ORIGINAL,        /* times sqrt(max(1, rows / columns)) */
-    TSH_ADJUST_MATCH_RMS_ADAMW, /* times 0.2 sqrt(max(rows, columns)); Liu et al. 2025 */
+    TSH_ADJUST_ORIGINAL,        /* lr sqrt(max(1, rows / columns)) */
+    TSH_ADJUST_MATCH_RMS_ADAMW, /* 0.2 lr sqrt(max(rows, columns)); Liu et al. 2025 */
     TSH_ADJUST_NONE
 } tsh_adjust_lr;
 
@@ -3099,7 +3131,8 @@ typedef struct tsh_update {
     const tsh_real *grad;    /* its gradient, clipped */
     tsh_real *moment[TSH_MAX_MOMENTS]; /* its moments, 0 before the first step */
     tsh_shape shape;         /* the parameter's global shape */
-    double lr, weight_decay; /* of the parameter: see tsh_optim_group */
+    double lr, weight_decay; /* learning rate and weight decay of the parameter's group
+                              * (tsh_optim_group) */
     int64_t step;            /* number of this update of the parameter, from 1 on */
 } tsh_update;
 
@@ -3141,8 +3174,9 @@ typedef struct tsh_optim_desc {
     int round_weights; /* 1: keeps no exact float weights of bf16 parameters: an update rounds
                         * the parameter at random, too. With TSH_BF16 in both fields above, the
                         * memory is that of pure bf16 in PyTorch */
-    /* A step first sets the learning rate to that of the schedule, whose step counts those done and
-     * those skipped. It is copied. NULL: the learning rate changes by tsh_optim_set_lr only. */
+    /* The schedule of the learning rate, which is copied. tsh_optim_step first sets the learning
+     * rate to the schedule's rate at step .steps + .skipped (see tsh_optim_info). NULL: the
+     * learning rate changes by tsh_optim_set_lr only. */
     const tsh_schedule *schedule;
     double alpha;          /* RMSprop: decay rate of the mean of squares; 0: 0.99; TSH_ZERO: 0 */
     int centered;          /* RMSprop: 1: divides by the root of the variance */
@@ -3150,13 +3184,13 @@ typedef struct tsh_optim_desc {
     double momentum_decay; /* NAdam: 0: 4e-3; TSH_ZERO: 0 */
     int decoupled;         /* NAdam, RAdam: 1: weight decay is decoupled */
     double beta2_decay;    /* Adafactor: step s weighs new squares by s^beta2_decay; 0: -0.8 */
-    double eps2, d;        /* Adafactor: least RMS of a parameter, 0: 1e-3; TSH_ZERO: 0; greatest
-                            * RMS of an update, 0: 1 */
+    double eps2, d;        /* Adafactor: eps2: least RMS of a parameter, by which its update is
+                            * scaled; 0: 1e-3; TSH_ZERO: 0; d: greatest RMS of an update; 0: 1 */
     /* Muon: coefficients and number of the steps of Newton and Schulz, which are computed in bf16;
      * all 0: 3.4445, -4.775, 2.0315; ns_steps 0: 5 */
     double ns_coefficients[3];
     int ns_steps;
-    tsh_adjust_lr adjust_lr_fn; /* Muon */
+    tsh_adjust_lr adjust_lr_fn; /* Muon: lr by the shape */
     tsh_custom_optim custom;    /* TSH_CUSTOM needs .update */
 } tsh_optim_desc;
 /* Makes an optimiser for all parameters below module. desc NULL: SGD.
@@ -3259,15 +3293,17 @@ typedef struct tsh_lora_part {
     int64_t length;   /* number of output features */
 } tsh_lora_part;
 typedef struct tsh_lora_desc {
-    int rank;       /* rows of A, columns of B; at least 1 */
-    double alpha;   /* s is alpha / rank; 0: 8, as in PEFT; TSH_ZERO: 0 */
+    int rank;       /* rank of the adapter: rows of A, columns of B; at least 1 */
+    double alpha;   /* the factor s of B A in the layer's output is alpha / rank; 0: 8, as in PEFT;
+                     * TSH_ZERO: 0 */
     double dropout; /* probability of a zero in the adapter's input, in training mode; 0: none */
-    int rslora;     /* 1: s is alpha / sqrt(rank); Kalajdzievski 2023 */
+    int rslora;     /* 1: s is alpha / sqrt(rank) instead (rsLoRA); Kalajdzievski 2023 */
     const char *name; /* name of the adapter; NULL: "default" */
     tsh_dtype dtype;  /* dtype of A and B; 0: tsh_desc.dtype */
-    /* For a layer that holds several layers of a file, one after the other in its output features,
-     * such as q_proj, k_proj and v_proj: these, `part_count` of them. Each has an A and a B. A
-     * column-parallel weight must have them as its segments. NULL: one A and one B */
+    /* For a fused layer, whose output features are those of several layers of a file, such as
+     * q_proj, k_proj and v_proj, one after the other: array of these layers, `part_count` of them.
+     * Each has an A and a B. A column-parallel weight must have them as its segments. NULL: one A
+     * and one B */
     const tsh_lora_part *parts;
     int part_count;
 } tsh_lora_desc;
@@ -3292,11 +3328,12 @@ typedef struct tsh_lora_desc {
  * parameter). */
 TSH_API tsh_result tsh_lora(tsh_module *module, const char *pattern, const tsh_lora_desc *desc);
 /* Makes the adapters of this name active in all layers below module; layers that have none of this
- * name, and with name NULL all layers, compute without an adapter. Others stay, and get no gradient
- * meanwhile: so a model is its own reference, without a second copy. Call it on every rank; it may
- * be called during a step: backward recomputes a checkpoint with the adapters of its forward. The
- * next collective compares the ranks' models, and ranks with other adapters get TSH_ERR_MISMATCH.
- * TSH_ERR_ARGUMENT: no layer has one of this name; TSH_ERR_STATE: an adapter is merged. */
+ * name, and with name NULL all layers, compute without an adapter. Adapters that are not active
+ * stay in the model, but get no gradient meanwhile. With none active, the model is its own frozen
+ * reference, without a second copy. Call it on every rank; it may be called during a step: backward
+ * recomputes a checkpoint with the adapters of its forward. The next collective compares the ranks'
+ * models, and ranks with other adapters get TSH_ERR_MISMATCH. TSH_ERR_ARGUMENT: no layer has one of
+ * this name; TSH_ERR_STATE: an adapter is merged. */
 TSH_API tsh_result tsh_lora_use(tsh_module *module, const char *name);
 /* Merges the active adapters into the weights below module: W becomes W + s B A, rounded once to
  * its dtype, and forward computes with W alone. The old values are kept, which takes their memory
@@ -3346,22 +3383,23 @@ typedef struct tsh_outer_desc {
     double momentum; /* its Nesterov momentum; 0: 0.9; TSH_ZERO: 0 */
     tsh_dtype wire;  /* dtype in which changes are sent: any floating one but TSH_F16, also those of
                       * quantised weights, such as TSH_Q8_0; 0: TSH_REAL */
-    int fragments;   /* F: the parameters are exchanged in so many parts, one every H / F steps, so
-                      * that a message is shorter; at most 32 and H; 0: 1 */
-    int64_t delay;   /* a fragment is sent while so many steps go on, and used after them; below H;
-                      * 0: a step waits for it */
+    int fragments;   /* F: number of parts in which the parameters are exchanged, one part every H /
+                      * F steps, so that each message is shorter; at most 32 and H; 0: 1 */
+    int64_t delay;   /* number of steps during which a fragment is sent; it is used after them;
+                      * below H; 0: a step waits for it */
     double mix;      /* what a replica keeps of its own parameter when the new one arrives: it
                       * becomes mix own + (1 - mix) new. 0: with a delay 0.5, without 0; TSH_ZERO:
                       * 0 */
 } tsh_outer_desc;
-/* Lets replicas train apart (DiLoCo, Douillard et al. 2023; fragments, delay and mix: Streaming
- * DiLoCo, Douillard et al. 2025): for slow links between the ranks of dp. While it exists, backward
- * averages no gradient over dp, and each replica takes steps of its own with moments of its own.
- * After every H steps, the mean over dp of what the parameters have changed since the last exchange
- * is the gradient of an outer step, that of torch.optim.SGD with nesterov=True on the outer
- * weights. These and their momentum are floats, of which each rank keeps those of its shards; they
- * have the same bits on all replicas. Without .fragments and .delay, the parameters get these
- * weights, so that replicas are equal then.
+/* Lets each replica train on its own and exchange its changes every H steps only, for slow links
+ * between the ranks of dp (DiLoCo, Douillard et al. 2023; fragments, delay and mix: Streaming
+ * DiLoCo, Douillard et al. 2025). While the tsh_outer exists, backward averages no gradient over
+ * dp, and each replica takes steps of its own with moments of its own. After every H steps, the
+ * mean over dp of what the parameters have changed since the last exchange is the gradient of an
+ * outer step, that of torch.optim.SGD with nesterov=True on the outer weights. These and their
+ * momentum are floats, of which each rank keeps those of its shards; they have the same bits on all
+ * replicas. Without .fragments and .delay, the parameters then get the outer weights, so that all
+ * replicas are equal after an exchange.
  * What the replicas send is rounded to .wire, summed as tsh_real (rule 5 of >>comm-api, with
  * chunks of blocks of 32 elements), and the mean is rounded once. An exchange of n bytes in .wire
  * sends those of an all-reduce of n bytes.
@@ -3372,12 +3410,12 @@ typedef struct tsh_outer_desc {
  * No collective. NULL and an error: TSH_ERR_ARGUMENT (a field out of range; another module's
  * optimiser; .zero), TSH_ERR_DTYPE (.wire), TSH_ERR_STATE (the optimiser has a tsh_outer). */
 TSH_API tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim, const tsh_outer_desc *desc);
-/* Takes a step of the optimiser (tsh_optim_step), then what is due of the exchange. Call it in
- * place of tsh_optim_step, on every rank. A step that one replica skips, for a gradient that is not
- * finite, counts on all. Collectives over dp, in the steps that exchange a fragment: an all-to-all
- * and an all-gather; with .delay they run during the steps between, the all-gather in the second
- * half of them. Errors as of tsh_optim_step; TSH_ERR_STATE: the optimiser was freed; a parameter
- * got another layout while its changes were on their way. */
+/* Takes a step of the optimiser (tsh_optim_step), then does the part of the exchange that is due.
+ * Call it in place of tsh_optim_step, on every rank. A step that one replica skips, for a gradient
+ * that is not finite, counts on all. Collectives over dp, in the steps that exchange a fragment: an
+ * all-to-all and an all-gather; with .delay they run during the steps between, the all-gather in
+ * the second half of them. Errors as of tsh_optim_step; TSH_ERR_STATE: the optimiser was freed; a
+ * parameter got another layout while its changes were on their way. */
 TSH_API tsh_result tsh_outer_step(tsh_outer *outer);
 typedef struct tsh_outer_info {
     int64_t steps;     /* number of calls of tsh_outer_step */
@@ -3386,8 +3424,8 @@ typedef struct tsh_outer_info {
 /* Returns the numbers of steps so far; all 0 if outer is NULL. */
 TSH_API tsh_outer_info tsh_outer_state(const tsh_outer *outer);
 /* Ends the outer steps: the parameters get the outer weights, and backward averages gradients
- * again. The optimiser's moments still differ between replicas: go on with a new one. What was on
- * its way is lost. Does nothing if outer is NULL. */
+ * again. The optimiser's moments still differ between replicas: go on with a new one. Changes that
+ * are being sent are lost. Does nothing if outer is NULL. */
 TSH_API void tsh_outer_free(tsh_outer *outer);
 
 /* -- quantised weights ------------------------------------------------------ */
@@ -3419,10 +3457,10 @@ TSH_API tsh_result tsh_quantize(tsh_module *module, const char *pattern, tsh_dty
  * (p - 1) / (m + p - 1). */
 typedef enum tsh_pipeline_schedule {
     TSH_PIPELINE_1F1B, /* of p stages, stage s runs p - 1 - s forwards, then one forward and one
-                        * backward in turn: it keeps what at most p - s forwards save; Narayanan et
-                        * al. 2021 */
-    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage keeps what the forwards of all
-                        * micro-batches save; Huang et al. 2019 */
+                        * backward in turn: it holds the saved activations of at most p - s
+                        * forwards; Narayanan et al. 2021 */
+    TSH_PIPELINE_GPIPE /* all forwards, then all backwards: a stage holds the saved activations of
+                        * all micro-batches; Huang et al. 2019 */
 } tsh_pipeline_schedule;
 typedef struct tsh_pipeline_desc {
     int micro_batches;
@@ -3468,9 +3506,9 @@ TSH_API tsh_pipeline *tsh_pipeline_new(tsh_module *container, const tsh_pipeline
  * TSH_ERR_STATE: ops are recorded already, or the call is between tsh_no_grad_begin and
  * tsh_no_grad_end. */
 TSH_API tsh_result tsh_pipeline_train(tsh_pipeline *pipeline, double *loss);
-/* Returns in *loss the mean loss of micro_batches (0: the number in the descriptor) by forwards
- * alone, on every rank of pp, with .weight also of dp. tsh_train decides whether modules are in
- * training mode. */
+/* Outputs in *loss the mean loss of `micro_batches` micro-batches (0: as many as in the
+ * descriptor), by forwards alone, on every rank of pp, with .weight also of dp. tsh_train decides
+ * whether modules are in training mode. */
 TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batches, double *loss);
 
 /* ========================================================================== */
@@ -3491,10 +3529,10 @@ TSH_API tsh_result tsh_pipeline_evaluate(tsh_pipeline *pipeline, int micro_batch
  * are bytes (U8) in ggml's blocks, with "tshard.dtype.<path>": "q8_0" in __metadata__. The file
  * also has a hash of all values, the state of the random numbers (seed, counts of randn and of
  * every module's dropout calls) and of optim (kinds, steps, skipped).
- * With a tsh_outer these are the parameters and moments of the first replica. Those of replica 1
- * are "optim.replica.1.weight.<path>", "optim.replica.1.first.<path>" and so on; outer weights are
- * "optim.outer_weight.<path>", their momentum "optim.outer_moment.<path>", and what was sent and is
- * not used yet "optim.outer_change.<path>".
+ * With a tsh_outer, whose replicas differ, the entries above are those of the first replica. Those
+ * of replica 1 are "optim.replica.1.weight.<path>", "optim.replica.1.first.<path>" and so on; outer
+ * weights are "optim.outer_weight.<path>", their momentum "optim.outer_moment.<path>", and changes
+ * that were sent but are not used yet "optim.outer_change.<path>".
  * Parameters without memory get their initial values first.
  * Collective over the world: two all-reduces. Between them the tp ranks of the first replica (dp)
  * send blocks of at most 1 MiB to its first rank, which never holds a whole tensor; stages of a
@@ -3517,10 +3555,10 @@ TSH_API tsh_result tsh_save(tsh_module *module, const char *path, const tsh_opti
 typedef struct tsh_rename {
     const char *from, *to;
 } tsh_rename;
-/* A hash of 32 bytes, such as BLAKE2b, that no one can find other bytes for: shards are taken for
- * equal if it is. */
+/* A hash function with results of 32 bytes for which nobody can find collisions, such as BLAKE2b:
+ * shards with the same hash are taken to be equal. */
 typedef struct tsh_hasher {
-    size_t size; /* bytes of a state, which is aligned to 64 */
+    size_t size; /* bytes of its state, which the library aligns to 64 */
     void (*begin)(void *state);
     void (*add)(void *state, const void *bytes, size_t count);
     void (*end)(void *state, unsigned char hash[32]);
@@ -3555,14 +3593,15 @@ typedef struct tsh_file_desc {
      * file that is named by .hasher's hash of its bytes and dtype. At the next load rank 0 sends
      * the hashes, and then only the shards that a rank has not kept or whose file has changed.
      * Rank 0 keeps the hashes there, for files of the same path, size and times, but not of a file
-     * that has changed within two seconds, as many times count whole seconds. It is rank 0's that
-     * counts; a rank without one is sent everything. A shard that cannot be kept is logged; one
-     * whose hash is not rank 0's is TSH_ERR_IO. NULL: none. */
+     * that has changed in the last two seconds, as many file systems count whole seconds. Nothing
+     * is cached if rank 0 has no cache; a rank without one is sent everything. If a shard cannot be
+     * kept, a warning is logged; one whose hash is not rank 0's is TSH_ERR_IO. NULL: none. */
     const char *cache;
     const tsh_hasher *hasher; /* needed by .cache */
-    uint64_t stamp; /* with .cache and .read_at: tells what that gives from anything else: a hash of
-                     * the file it reads, its size and time of change; 0, also where that is less
-                     * than two seconds ago: rank 0 hashes all at each load */
+    uint64_t stamp; /* with .cache and .read_at: a number that stands for the bytes that read_at
+                     * gives, such as a hash of the path, size and time of change of the file it
+                     * reads; 0: unknown, so that rank 0 hashes all at each load (also pass 0 if the
+                     * file changed less than two seconds ago) */
     /* Loading: copies `bytes` bytes of a safetensors file, from offset `at` on, and returns how
      * many it copied: fewer if the file ends before, -1 if they cannot be read. The file need not
      * exist (path is only named in errors), so a program can convert other formats as they are
@@ -3605,11 +3644,11 @@ TSH_API tsh_result tsh_save_with(tsh_module *module, const char *path, const tsh
  * converted, too, in both directions: a model that was quantised before loading accepts any of
  * these files. For a BF16 parameter, an optimiser that was made before loading keeps the exact F32
  * value of the file.
- * Call it between steps. Two all-reduces over the world, no other communication. Headers and index
- * are checked completely on all ranks before anything changes. If another process saves to the path
- * meanwhile, all ranks read the same save, or all get TSH_ERR_IO and may load again after
- * tsh_clear_error. To detect that, they compare the hash of all values that tsh_save stored; for
- * files of other programs, 64 bytes of every tensor.
+ * Call it between steps. It runs two all-reduces over the world, and no other communication.
+ * Headers and index are checked completely on all ranks before anything changes. If another process
+ * saves to the path meanwhile, all ranks read the same save, or all get TSH_ERR_IO and may load
+ * again after tsh_clear_error. To detect that, they compare the hash of all values that tsh_save
+ * stored; for files of other programs, 64 bytes of every tensor.
  * A tied parameter may be in the files under any of its names; if it is there under several, every
  * rank checks that the values of its shard are the same. NaN and infinity are loaded, and the first
  * replica logs the name of the tensor: one rank for a replicated tensor, each rank for its shard of
@@ -3648,7 +3687,8 @@ typedef struct tsh_writer {
     int64_t size;    /* bytes of the file so far */
     /* The other fields are private. */
     FILE *file;
-    int rows, lock; /* rows: of tsh_writer_open; lock: 1 + descriptor that locks a file; 0: none */
+    int rows, lock; /* rows: argument of tsh_writer_open; lock: 1 + the descriptor of a file that is
+                     * locked, or 0 */
     char name[208], target[4096], temporary[4096 + 32];
 } tsh_writer;
 /* Opens a file for writing.
@@ -3676,8 +3716,8 @@ TSH_API tsh_result tsh_writer_close(tsh_writer *writer, int keep);
  * |difference| / max(1, |gradient|), or a negative number after an error. fn, a tsh_gradcheck_fn,
  * returns a scalar, a function of the n inputs, which are leaves. Every element of every input is
  * checked, or `samples` elements of each (0: all). eps: the step; 0: 1e-2 in float, 1e-5 in double.
- * Collective over tp: an element of a replicated input is changed on all ranks at once, one of a
- * sharded input on its owner.
+ * Collective over tp: an element of a replicated input is changed on all ranks at once, an element
+ * of a sharded input on the rank that owns it.
  * torch: torch.autograd.gradcheck */
 typedef tsh_tensor *(*tsh_gradcheck_fn)(tsh_ctx *ctx, tsh_tensor **in, int n, void *user);
 TSH_API double tsh_gradcheck(tsh_ctx *ctx, tsh_gradcheck_fn fn, tsh_tensor **in, int n, void *user,
@@ -3943,7 +3983,8 @@ ssize_t (readlink)(const char *path, char *to, size_t size);
 
 /* TSHI_ALIGN: alignment of blocks in bytes. TSHI_SIZE_CLASSES: number of size classes; blocks of
  * class c have 2^c to 2^(c+1) - 1 times 64 bytes. */
-enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* 64 * 2^58 bytes: too many for a size_t */
+enum { TSHI_ALIGN = 64, TSHI_SIZE_CLASSES = 58 }; /* class 58 is not needed: its blocks would have
+                                                   * 2^64 bytes */
 
 /* Header of a reference-counted block of memory. Its data follows, aligned to 64 bytes because the
  * header is padded to 64. Blocks of the step pool lie side by side in a page. */
@@ -3994,14 +4035,16 @@ enum { /* bits of tsh_tensor.flags */
     TSHI_RETAIN = 8,    /* backward does not release its values and its gradient */
     TSHI_STALE = 16,    /* its values were released; to use them is TSH_ERR_STALE */
     TSHI_DEAD = 32,     /* the handle itself was released; it is reused once refs is 0 */
-    TSHI_CHUNKED = 64,  /* with .zero: each rank of dp holds a chunk of the gradient or moment */
+    TSHI_CHUNKED = 64,  /* a parameter or moment of an optimiser with .zero: each rank of dp holds a
+                         * chunk of its gradient (parameter) or of its values (moment) */
     TSHI_AVERAGED = 128, /* its gradient is averaged over dp (parameters, tsh_average_grad) */
     TSHI_CONSUMED = 256, /* a backward has released the tape's node of the op that made it */
     TSHI_USED = 512,     /* an optimiser has used its gradient, which was not zeroed since */
     TSHI_BUFFER = 1024,  /* a parameter that no optimiser updates */
     TSHI_OPTIMISED = 2048, /* a parameter that an optimiser was made for */
     TSHI_INEXACT = 4096,   /* a bf16 parameter without exact weights (.round_weights) */
-    TSHI_CACHED = 8192,    /* a weight that makes keys or values: a cache relies on its layout */
+    TSHI_CACHED = 8192,    /* a weight that computes the keys or values in a tsh_cache: its layout
+                            * must stay as it is */
     TSHI_TIED = 16384,     /* a parameter that several modules may share (tsh_tie) */
     TSHI_EMA = 32768,      /* a parameter that a tsh_ema averages */
     TSHI_SWAPPED = 65536,  /* a parameter that has the values of its average (tsh_ema_swap) */
@@ -4017,14 +4060,15 @@ typedef struct tshi_accumulator {
 
 struct tsh_tensor {
     tsh_ctx *ctx;
-    tsh_tensor *next, *prev; /* neighbours in a list of tshi_handles: owned, step or free ones */
+    tsh_tensor *next, *prev; /* neighbours in its list (tshi_handles): of owned, step or free
+                              * tensors */
     tsh_dtype dtype;
     unsigned flags;  /* bit mask: TSHI_OWNED, ... */
     int ndim, depth; /* depth: how many scopes were open when it was created */
     /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
      * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
-    tsh_layout layout; /* the layout, with defaults filled in by tshi_layout_resolve */
+    tsh_layout layout; /* layout without defaults, which tshi_layout_resolve has filled in */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* elements from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
@@ -4091,7 +4135,7 @@ typedef struct tshi_output {
     unsigned partial;  /* bit mask of the inputs whose gradient is a partial sum */
 } tshi_output;
 
-/* What a layout rule gets: an op, its inputs, its options. */
+/* Argument of a layout rule: one call of an op, with its inputs and options. */
 typedef struct tshi_call {
     const tshi_op *op;
     tsh_tensor *const *in; /* the inputs; an optional one may be NULL */
@@ -4105,8 +4149,9 @@ typedef int (*tshi_rule_fn)(const tshi_call *call, tshi_output *output);
 
 enum { /* bits of tshi_op.flags */
     /* The op's backward reads both gradient accumulators of its output: gr (in the output's layout)
-     * and gp (partial sums). Before the backward of other ops gp is all-reduced into gr. So it is,
-     * too, if the output is retained, because the user may read the gradient. */
+     * and gp (partial sums). Before the backward of other ops gp is all-reduced into gr. The same
+     * is done before this op's backward if the user retains the output (tsh_retain_grad) and may
+     * thus read its gradient. */
     TSHI_OP_ACCEPTS_PARTIAL = 1,
     TSHI_OP_ACCEPTS_RETAINED = 2, /* backward reads gr and gp even if the user retains the output */
     TSHI_OP_PASSES_PARTIAL = 4    /* backward adds the partial gradient of the output to that of
@@ -4155,10 +4200,11 @@ struct tshi_node {
 typedef struct tshi_handles {
     tsh_tensor owned, step;      /* heads of circular lists: of owned and of step tensors */
     tsh_tensor *oldest, *newest; /* the two ends of the list of free handles */
-    int64_t free, ended;         /* numbers of handles: now free; released at the last step end */
+    int64_t free, ended;         /* free: number of free handles; ended: number of handles that the
+                                  * last step end released */
     int64_t count;               /* number of owned tensors */
-    int64_t before;              /* that number at the end of the last step */
-    int growing;                 /* number of steps in a row that have left more of them */
+    int64_t before;              /* value of `count` at the end of the last step */
+    int growing;                 /* number of steps in a row at whose end `count` had grown */
 } tshi_handles;
 
 typedef struct tshi_tape {
@@ -4195,7 +4241,7 @@ typedef struct tshi_buckets {
 /* A collective over dp that a tsh_outer has started; tsh_close waits for it. */
 typedef struct tshi_outer_request {
     struct tshi_outer_request *next; /* the next one in the ctx's list */
-    tsh_req req;              /* 0: none runs */
+    tsh_req req;              /* request of the collective; 0: none is running */
 } tshi_outer_request;
 
 /* What a pipeline keeps of a micro-batch between its forward and its backward. */
@@ -4214,15 +4260,15 @@ typedef struct tshi_gemm_kernel tshi_gemm_kernel;
 typedef struct tshi_quant_kernel tshi_quant_kernel;
 typedef struct tshi_trace tshi_trace;
 
-/* Bits of ctx->warned: the warnings, each logged once per ctx. */
+/* Bits of ctx->warned, one per warning; each warning is logged once per ctx, when: */
 enum {
     TSHI_WARN_GRADS = 1,  /* backward adds to gradients that were used, but not zeroed */
     TSHI_WARN_STEP = 2,   /* tsh_step_end is not called */
-    TSHI_WARN_NONE = 4,   /* an optimiser finds no gradients */
+    TSHI_WARN_NONE = 4,   /* an optimiser's step finds no gradients at all */
     TSHI_WARN_LATE = 8,   /* a parameter was added after the optimiser was made */
     TSHI_WARN_BLOCKS = 16, /* quantised weights are not trained */
     TSHI_WARN_OWNED = 32,  /* each step leaves more owned tensors */
-    TSHI_WARN_TWICE = 64   /* a loss is given probabilities, but computes them itself */
+    TSHI_WARN_TWICE = 64   /* a loss that takes logits is given probabilities */
 };
 
 /* After how many steps two of the warnings are logged. */
@@ -4252,17 +4298,18 @@ typedef struct tshi_matmul_order {
 
 enum { TSHI_CPU_TEXT = 256 }; /* max length of tsh_cpu_text, with its final 0 */
 
-/* How the ranks of tp share the units of a dimension. */
+/* How the units (tsh_segment) of a sharded dimension are divided among the ranks of tp. */
 typedef struct tshi_deal {
     int ranks;
-    /* [r]: the shares of the ranks before rank r, [ranks]: of all. NULL: torch.chunk's rule */
+    /* before[r]: sum of the shares of the ranks below r; before[ranks]: sum of all shares. NULL:
+     * all shares are equal, so torch.chunk's rule holds */
     const int64_t *before;
 } tshi_deal;
 
 struct tsh_ctx {
     tsh_comm world, tp, pp, dp; /* world: all ranks; tp, pp, dp: this rank's groups */
-    tshi_deal deal;             /* tsh_desc.shares */
-    tsh_dtype wire;             /* tsh_desc.wire */
+    tshi_deal deal;             /* how sharded dimensions are divided over tp (tsh_desc.shares) */
+    tsh_dtype wire;             /* dtype in which activations are sent (tsh_desc.wire); 0: theirs */
     tsh_error error; /* the first error since the last tsh_clear_error; code TSH_OK: none */
     int reported;    /* 1: the error was reported to the world, or came from the world */
     int logged;      /* 1: the logger got the error */
@@ -4329,7 +4376,7 @@ typedef struct tshi_argument {
 /* One A and one B of an adapter (see >>adapter). A layer that holds several layers of a file, such
  * as q, k and v, has one part for each. */
 typedef struct tshi_adapter_part {
-    tsh_module *a, *b; /* the modules of A and of B, their parameter 0 */
+    tsh_module *a, *b; /* the modules whose parameter 0 is A, and B */
     int64_t length;    /* number of output features */
 } tshi_adapter_part;
 
@@ -4338,11 +4385,11 @@ typedef struct tshi_adapter tshi_adapter;
 struct tshi_adapter {
     tshi_adapter *next;      /* the next adapter of the layer; NULL: none */
     const char *name;        /* such as "default" */
-    double scale, dropout;   /* scale: s; dropout: probability of a zero */
+    double scale, dropout;   /* s in y = W x + b + s B A dropout(x); its probability */
     tshi_adapter_part *part; /* `parts` entries, in the order of W's output features */
     int parts;
-    /* while it is merged into W: an owned tensor with the values that W had before, which
-     * tsh_close releases, too; else NULL */
+    /* while the adapter is merged into W: an owned tensor with the values that W had before, which
+     * tsh_close releases, too; NULL: it is not merged */
     tsh_tensor *kept;
 };
 
@@ -4350,8 +4397,10 @@ struct tsh_module {
     tsh_ctx *ctx;
     const char *name, *path; /* name: "c_fc"; path: "h.3.mlp.c_fc"; both "" for the root */
     tsh_module *parent, *first, *last, *next; /* parent; first and last child; next sibling */
-    tsh_forward_fn forward; /* of a container: the user's; NULL: the children run one by one */
-    void *user;             /* argument of forward; of attention and MLP: struct of the layer */
+    tsh_forward_fn forward; /* a container's function, given by the user; NULL: runs the children in
+                             * turn */
+    void *user;             /* passed to forward; in attention and MLP layers: the layer's own
+                             * struct */
     tsh_tensor *param[TSHI_MODULE_PARAMS];      /* parameters of the module; NULL: none */
     const char *param_name[TSHI_MODULE_PARAMS]; /* names in param: "weight", "bias", ... */
     tshi_argument *arguments;                   /* list of arguments; NULL: none */
@@ -4359,13 +4408,14 @@ struct tsh_module {
     int checkpoint;         /* 1: forward saves the inputs only and is run again in backward */
     tsh_tensor *segments;   /* tsh_set_segments: which positions attention may see; NULL: all */
     uint64_t dropout_calls; /* dropout calls in training mode so far; each draws another mask */
-    double number;          /* eps of a norm; p, the probability of a zero, of a dropout */
+    double number;          /* norm layers: eps; dropout layers: p, the probability of a zero */
     int plus_one;           /* rms norm: 1: multiplies by weight + 1, as in Gemma */
     tsh_lookup_desc lookup; /* embedding: its options */
-    const struct tshi_kind *kind; /* what it is: linear, embedding, container, ... */
+    const struct tshi_kind *kind; /* the module's kind: linear, embedding, container, ... */
     tsh_style style;              /* how the plan shards the module */
     int skip_bias_add, reversed, regather; /* linear: options of its tsh_linear_desc */
-    /* linear: its adapters of low rank, newest first; the one that forward adds, NULL: none */
+    /* linear layers: list of the layer's adapters of low rank, newest first; the active one, which
+     * forward adds; NULL: none */
     tshi_adapter *adapters, *adapter;
     /* tshi_adapter_add, set by tsh_lora: programs without it do not contain adapters */
     tsh_tensor *(*adapt)(const tsh_module *module, tsh_tensor *x, tsh_tensor *y,
@@ -4452,7 +4502,8 @@ TSH_API int64_t tsh_now(void) {
 /* Needs: >>base.                                                             */
 /* ========================================================================== */
 
-enum { TSHI_TEXT_SIZE = 96 }; /* bytes of a buffer for a shape, a layout, a line of a table */
+enum { TSHI_TEXT_SIZE = 96 }; /* bytes of a buffer for the text of a shape, a layout or a table
+                               * line */
 
 /* Marks that surround a formatted number while its decimal separator is replaced. No format
  * contains these bytes. */
@@ -4485,8 +4536,8 @@ static int tshi_text_mark_numbers(const char *format, char *to, size_t size) {
  * separator, of one or more bytes, by a point. */
 static void tshi_text_unmark_numbers(char *text) {
     const char *from = text;
-    int number = 0, point = 0; /* number 1: between two marks; point 1: the number has its point
-                                * already */
+    int number = 0, point = 0; /* number 1: `from` is inside a marked number; point 1: that number's
+                                * decimal point has been written */
     for (; *from; from++) {
         const char c = *from;
         const int plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
@@ -4576,7 +4627,8 @@ TSH_API tsh_result tsh_error_set(tsh_error *error, tsh_result code, int rank, co
 TSH_API void tsh_log_stderr(const char *message, void *user) {
     (void)user;
     if (!message) return;
-    (void)fprintf(stderr, "tshard: %s\n", message); /* one call: lines of ranks do not mix */
+    (void)fprintf(stderr, "tshard: %s\n", message); /* one call of fprintf, so that lines of several
+                                                     * ranks do not mix */
 }
 
 TSH_API void tsh_log_message(const tsh_logger *logger, const char *format, ...) {
@@ -4680,8 +4732,8 @@ TSH_API tsh_place tsh_set_place(tsh_ctx *ctx, const char *file, int line) {
     return before;
 }
 
-/* tshi_error_null and tshi_error_zero call tsh_fail with their arguments; their values are NULL, as
- * a tensor, and 0. */
+/* Call tsh_fail with their arguments. The value of tshi_error_null is a NULL tensor, that of
+ * tshi_error_zero is 0: for functions that return one of these after an error. */
 #define tshi_error_null(...) ((void)tsh_fail(__VA_ARGS__), (tsh_tensor *)NULL)
 #define tshi_error_zero(...) ((void)tsh_fail(__VA_ARGS__), 0)
 
@@ -4744,8 +4796,8 @@ static int tshi_env_digits(const char **at, int64_t high, int64_t *value) {
     return end > first && (first[0] != '0' || end == first + 1) && *value <= high;
 }
 
-/* Fills *error with the sentence 'NAME is "value"; it takes ...' on an environment variable.
- * Returns -1. */
+/* Reports that an environment variable has an invalid value: fills *error with the sentence 'NAME
+ * is "value"; it takes ...'. Returns -1. */
 TSH_PRINTF(4, 5)
 static int tshi_env_refuse(const char *name, const char *text, tsh_error *error, const char *takes,
                            ...) {
@@ -4822,7 +4874,7 @@ static void *tshi_mem_libc(void *ptr, size_t old_size, size_t new_size, size_t a
 }
 
 static void tshi_mem_count(tsh_mem *mem, int kind, size_t add, size_t sub) {
-    mem->now[kind] += add - sub; /* add, sub: bytes just allocated and freed */
+    mem->now[kind] += add - sub; /* counts `add` bytes just allocated and `sub` bytes just freed */
     mem->total += add - sub;
     if (mem->now[kind] > mem->peak[kind]) mem->peak[kind] = mem->now[kind];
     if (mem->total > mem->total_peak) mem->total_peak = mem->total;
@@ -4994,7 +5046,7 @@ static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
         block->last = other->last;
     }
     other = block->before ? (tshi_block *)(void *)((char *)block - block->before) - 1 : NULL;
-    if (other && !other->refs) { /* the left neighbour is free: it takes the block in */
+    if (other && !other->refs) { /* the left neighbour is free: joins the block to it */
         other->last = block->last;
         tshi_mem_resize(&ctx->pool, other, other->size + block->size + sizeof *block);
         block = other;
@@ -5004,7 +5056,8 @@ static void tshi_mem_to_pool(tsh_ctx *ctx, tshi_block *block) {
     if (!block->last) tshi_mem_right(block)->before = block->size;
 }
 
-/* Releases one reference. The last one frees the block. Does nothing if block is NULL. */
+/* Removes one reference to a block; the block is freed with the last one. Does nothing if block is
+ * NULL. */
 static void tshi_mem_release(tsh_ctx *ctx, tshi_block *block) {
     if (!block || --block->refs > 0) return;
     if (block->kind == TSH_MEM_STEP)
@@ -5018,7 +5071,8 @@ TSHI_APART void tshi_mem_zero(void *place, size_t bytes) {
     memset(place, 0, bytes);
 }
 
-/* Zeroes the memory of floating values, but in a dry run. */
+/* Zeroes a block's first `bytes` bytes, which hold floating values; does nothing in a dry run,
+ * where these are undefined. */
 static void tshi_mem_clear(const tsh_ctx *ctx, tshi_block *block, size_t bytes) {
     if (!ctx->dry) memset(tshi_mem_data(block), 0, bytes);
 }
@@ -5098,8 +5152,8 @@ typedef struct tshi_dtype {
      * tsh_real, and rounded to the dtype once, after those of all ranks are reduced. */
     const tshi_fold_fn *fold;                      /* fold[op]: reduces by op, a tsh_redop */
     void (*divide)(void *sums, int64_t n, int by); /* for TSH_AVG: sums[i] /= by for n elements */
-    /* Elements of a block if the dtype is quantised, else 1. `load` and `store` of a quantised
-     * dtype accept step 1 only and begin at a block; `store` stores whole blocks. */
+    /* Number of elements in a block if the dtype is quantised, else 1. `load` and `store` of a
+     * quantised dtype accept step 1 only and begin at a block; `store` stores whole blocks. */
     int elements;
 } tshi_dtype;
 
@@ -5195,7 +5249,7 @@ enum { TSHI_DTYPE_RUN = 32 };
     TSHI_DTYPE_LOAD(load_integer_##suffix, type, int64_t)                                          \
     TSHI_DTYPE_STORE(store_##suffix, type, tsh_real, FIT(from[i], min, max))                       \
     TSHI_DTYPE_STORE(store_integer_##suffix, type, int64_t, FIT_INTEGER(from[i], min, max))
-#define TSHI_DTYPE_ANY(x, min, max)   (x) /* floating dtypes: no clamping */
+#define TSHI_DTYPE_ANY(x, min, max)   (x) /* FIT of floating dtypes: no clamping */
 #define TSHI_DTYPE_CLAMP(x, min, max) tshi_dtype_clamp_real((double)(x), min, max)
 TSHI_DTYPE(f32, float, float, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
 TSHI_DTYPE(f64, double, double, TSHI_DTYPE_ANY, TSHI_DTYPE_ANY, 0, 0)
@@ -5328,8 +5382,8 @@ TSHI_DTYPE_SHORT(f16)
 
 /* -- quantised weights: the formats and the rounding of ggml -------------------------------- */
 
-/* Elements of a quantised block. A block begins with its scale, a little-endian f16; in q4_1 the
- * minimum, another f16, comes next. */
+/* Number of elements in a quantised block. A block begins with its scale, a little-endian f16; in
+ * q4_1 the minimum, another f16, comes next. */
 enum { TSHI_DTYPE_BLOCK = 32 };
 
 static float tshi_dtype_scale(const unsigned char *block) {
@@ -5344,8 +5398,8 @@ static float tshi_dtype_put_scale(unsigned char *block, float scale) {
     return scale < 0 || scale > 0 || scale != scale ? 1 / scale : 0;
 }
 
-/* Converts 32 values to floats x. Returns the first value of largest magnitude, or NaN if a value
- * is NaN. */
+/* Converts 32 values to floats x. Returns the value of largest magnitude (the first, if several
+ * have it), or NaN if any value is NaN. */
 static float tshi_dtype_extreme(const tsh_real *from, float *x) {
     float extreme = (float)from[0];
     for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
@@ -5610,8 +5664,9 @@ enum { /* phases of a step; evaluation: between tsh_no_grad_begin and tsh_no_gra
     TSHI_PHASE_UPDATE,
     TSHI_PHASE_EVALUATION
 };
-/* Max ops on the stack of running ops; max collectives that are followed until their wait; the
- * default of desc.limit, the max number of events. */
+/* TSHI_TRACE_OPEN: max ops on the stack of running ops. TSHI_TRACE_FLIGHTS: max collectives that
+ * are tracked from their start to their wait. TSHI_TRACE_LIMIT: default of desc.limit, the max
+ * number of events. */
 enum { TSHI_TRACE_OPEN = 16, TSHI_TRACE_FLIGHTS = 64, TSHI_TRACE_LIMIT = 1000000 };
 
 typedef struct tshi_event {
@@ -5619,7 +5674,7 @@ typedef struct tshi_event {
     const char *name;   /* name of an op or collective, path of a module or parameter; not copied */
     const char *module; /* path of the module in whose forward or backward the event is; "": none */
     const char *group;  /* collective: "tp", "pp", "dp" or "world"; others: "" */
-    int64_t begin, end; /* nanoseconds, on the clock of tshi_trace_now */
+    int64_t begin, end; /* when it began and ended, in nanoseconds (tshi_trace_now) */
     int64_t wait;       /* collective: nanoseconds in tsh_wait; others: 0 */
     int64_t bytes; /* bytes read and written; of a collective, as in tsh_comm_stats; 0: not known */
     double flops;  /* floating-point operations of matrix products: two per multiply-add */
@@ -5637,7 +5692,8 @@ typedef struct tshi_flight {
 struct tshi_trace {
     tsh_ctx *ctx;
     tsh_trace_desc desc;
-    tshi_arena arena, books;  /* arena: memory of events; books: of what lasts until the end */
+    tshi_arena arena, books;  /* memory of the events; memory of all that lasts until the trace
+                               * ends */
     tshi_event *first, *last; /* first and last event of the list of events */
     int64_t count, lost;      /* number of events in the list; number of events not added */
     int phase; /* TSHI_PHASE_...: what the rank is doing; public functions set it when they begin */
@@ -5684,7 +5740,7 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     event->kind = kind;
     event->phase = trace->ctx->tape.evaluating ? TSHI_PHASE_EVALUATION : trace->phase;
     if (kind == TSHI_TRACE_FORWARD || kind == TSHI_TRACE_BACKWARD) {
-        event->flops = trace->flops; /* without those of ops that this op called,
+        event->flops = trace->flops; /* flops of the op itself, without those of the ops it called,
                                       * which have events of their own */
         trace->flops = 0;
     }
@@ -5694,8 +5750,8 @@ TSHI_OUTLINE tshi_event *tshi_trace_add(tshi_trace *trace, int kind, const char 
     return event;
 }
 
-/* Pushes an op that begins on the stack. A function that checks inputs but records no output is
- * pushed, too, and is popped when an op below it ends. */
+/* Pushes an op onto the stack of running ops when it begins. A function that checks inputs but
+ * records no output is pushed, too, and is popped when an op below it ends. */
 static void tshi_trace_open(tshi_trace *trace, const char *op) {
     if (trace->depth == TSHI_TRACE_OPEN) { /* the stack is full: forget the oldest op */
         memmove(trace->open, trace->open + 1, sizeof trace->open - sizeof trace->open[0]);
@@ -5819,12 +5875,13 @@ typedef struct tshi_profile_row {
     int64_t ns[TSHI_PHASE_EVALUATION + 1]; /* ns[phase]: nanoseconds, less those of nested events */
     int64_t wait, bytes;                   /* sums of the events' wait and bytes, see tshi_event */
     double flops;
-    size_t held[TSHI_PROFILE_KINDS]; /* bytes, by kind of memory; in rows of modules only */
+    size_t held[TSHI_PROFILE_KINDS]; /* bytes held, by kind of memory; 0 in rows of ops */
 } tshi_profile_row;
 
 typedef struct tshi_profile {
     tshi_profile_row *ops, *modules; /* lists of rows; modules: in tree order */
-    int64_t begin, end, steps;       /* begin, end: times in ns; steps: how many ended in between */
+    int64_t begin, end, steps;       /* begin, end: times in ns; steps: number of steps that ended
+                                      * between them */
     int skip;                        /* 1: the first step is left out if another one follows */
     size_t live; /* bytes of the step pool in use when the modules' step memory was measured */
 } tshi_profile;
@@ -5841,8 +5898,8 @@ static tshi_profile_row *tshi_profile_find(tshi_trace *trace, tshi_profile_row *
 }
 
 /* Returns the row of the module at a path. Names that are numbers become "*": "h.3.mlp" is a part
- * of "h.*.mlp". path NULL: the row "(no module)". parameter 1: the path is that of a parameter,
- * whose own name is left out. */
+ * of "h.*.mlp". path NULL: returns the row "(no module)". parameter 1: path is that of a parameter,
+ * and its last name, such as "weight", is left out. */
 static tshi_profile_row *tshi_profile_module(tshi_trace *trace, const char *path, int parameter) {
     char name[TSHI_PROFILE_NAME];
     const char *end = path ? strrchr(path, '.') : NULL;
@@ -6037,7 +6094,7 @@ static void tshi_profile_log_op(const tsh_ctx *ctx, const tshi_profile_row *row,
  * library. */
 static void tshi_profile_log_ops(const tsh_ctx *ctx, const tshi_profile_row *outside) {
     tshi_profile_row *row, *most, sum = tshi_profile_sum(ctx->trace->profile->ops);
-    int64_t before = INT64_MAX, next; /* before: time of the last row logged; next: of the next */
+    int64_t before = INT64_MAX, next; /* times of the row logged last, and of the one to log next */
     tsh_log_message(&ctx->logger, "%-30s %7s %9s %9s %9s %8s  %s", "op", "calls", "forward",
                     "backward", "update", "share", "   rate");
     do {
@@ -6204,9 +6261,9 @@ static int tshi_team_parts(const tsh_ctx *ctx, int64_t n, int64_t min) {
 
 /* Cuts n items into pieces that begin at multiples of `unit`, calls fn for each, and returns when
  * all are done. (A single piece is called directly: OpenMP is slow even with one thread.) All
- * threads of the rank take part, if only to wait: where a parallel region has fewer threads than
- * the one before it, GNU's OpenMP ends the others, and starting them again takes 100 times as long
- * as a region. Does nothing in a dry run. */
+ * threads of the rank take part, even those that have no piece and only wait: if a parallel region
+ * has fewer threads than the region before it, GNU's OpenMP ends the surplus threads, and starting
+ * them again takes 100 times as long as a region. Does nothing in a dry run. */
 static void tshi_team_run(const tsh_ctx *ctx, int pieces, int64_t n, int64_t unit, tshi_team_fn fn,
                           void *job) {
     if (ctx->dry) return;
@@ -6400,7 +6457,7 @@ static int tshi_glob_name(const char *p, const char *p_end, const char *s, const
 
 /* Does what tshi_glob_match does, and appends the texts that wildcards match to captures. */
 static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures) {
-    const char *pe = p, *se = s;                       /* pe, se: where their first names end */
+    const char *pe = p, *se = s;                       /* pe, se: ends of the first names */
     while (*pe && *pe != '.') pe++;                    /* end of the pattern's first name */
     while (*se && *se != '.') se++;                    /* end of the path's first name */
     if (!*p) return !*s;                               /* the pattern ends: so must the path */
@@ -6418,7 +6475,8 @@ static int tshi_glob_into(const char *p, const char *s, tshi_captures *captures)
     return tshi_glob_into(*pe ? pe + 1 : pe, *se ? se + 1 : se, captures);
 }
 
-/* Returns 1 if the dotted path s matches the pattern p; ** matches any number of names. */
+/* Returns 1 if the dotted path s matches the pattern p, name by name (see tshi_glob_name); **
+ * matches any number of names, also none. */
 static int tshi_glob_match(const char *p, const char *s) {
     tshi_captures captures;
     captures.count = 0;
@@ -6506,17 +6564,19 @@ static int tshi_layout_segment(const tsh_layout *layout, int64_t length, int s, 
     if (!out->length) {
         int i;
         for (i = 0; i < n; i++)
-            if (layout->segment[i].length) return 1; /* explicit lengths: that of segment s is 0 */
+            if (layout->segment[i].length) return 1; /* lengths are given, and segment s has length
+                                                      * 0 */
         if (length % n) return 0;
         out->length = length / n;
     }
     return out->length % out->unit == 0;
 }
 
-/* Returns how many of `units` units the ranks before rank r own. */
+/* Returns how many of a segment's `units` units the ranks below r own, so that rank r owns those
+ * from there on. */
 static int64_t tshi_layout_before(const tshi_deal *deal, int64_t units, int r) {
     const int64_t all = deal->before ? deal->before[deal->ranks] : 0;
-    /* the last ranks may have fewer than the others, or none */
+    /* torch.chunk's rule: the last ranks may own fewer units than the others, or none */
     if (!deal->before) return tshi_base_min(r * tshi_base_ceil(units, deal->ranks), units);
     /* units * before[r] / all, rounded to nearest, without overflow */
     return units / all * deal->before[r] + (units % all * deal->before[r] + all / 2) / all;
@@ -6704,11 +6764,11 @@ static char *tshi_tensor_text(const tsh_tensor *t, char *text) {
 enum { TSHI_TENSOR_STEP = offsetof(tsh_tensor, path) };
 
 static void tshi_tensor_ring(tsh_tensor *head) {
-    head->next = head->prev = head; /* an empty circular list */
+    head->next = head->prev = head; /* makes head the head of an empty circular list */
 }
 
 static void tshi_tensor_insert(tsh_tensor *head, tsh_tensor *t) {
-    t->prev = head->prev; /* appends t to the list */
+    t->prev = head->prev; /* appends t to the circular list of head */
     t->next = head;
     t->prev->next = t;
     head->prev = t;
@@ -7017,7 +7077,7 @@ typedef struct tshi_runs {
     /* row: index in the whole tensor where the current row starts; width: elements of a row; inner:
      * elements of a row for one index of the sharded dimension */
     int64_t row, width, inner;
-    int64_t held; /* number of the shard's elements before the next segment */
+    int64_t held; /* number of the shard's elements before those of segment `segment` of the row */
     /* the rank's indices along the sharded dimension, per segment */
     tsh_range range[TSH_MAX_SEGMENTS];
     int segment, segments; /* index of the next segment of the row; number of segments */
@@ -7027,7 +7087,8 @@ typedef struct tshi_runs {
  * [from, to) of the whole tensor. Loop: while (tshi_tensor_next_run(&run)) ... */
 static tshi_runs tshi_tensor_runs(const tsh_tensor *t, int rank, int64_t from, int64_t to) {
     const int cut = t->layout.dim, sharded = t->layout.kind == TSH_SHARDED;
-    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* not sharded: all is one row */
+    const int64_t length = sharded ? t->dim[cut] : tsh_numel(t); /* a tensor that is not sharded is
+                                                                  * a single row */
     tshi_runs run = TSHI_ZERO;
     const int64_t owned = tshi_layout_own(&t->layout, length, &t->ctx->deal, rank, run.range);
     run.inner = sharded ? tshi_tensor_product(t->dim + cut + 1, t->ndim - cut - 1) : 1;
@@ -7124,7 +7185,8 @@ static int64_t tshi_tensor_integer(const tsh_tensor *t, const void *values, int6
  * from 0, so that E can be computed from the two. A NaN loses its lower half.) If t->low is NULL,
  * the exact weights are the parameter's values. */
 
-/* Returns an exact weight, a float. value: that float rounded to bf16; low: its lower 16 bits. */
+/* Returns the exact weight, a float, that is stored in two halves. value: the float rounded to
+ * bf16; low: the lower 16 bits of the float. */
 TSHI_INLINE tsh_real tshi_tensor_join(uint16_t value, uint16_t low) {
     return TSHI_R(tshi_dtype_float_of(((uint32_t)value - (low >> 15)) << 16 | low));
 }
@@ -7152,8 +7214,8 @@ static void tshi_tensor_exact(const tsh_tensor *t, int64_t from, int64_t n, tsh_
     for (int64_t i = 0; i < n; i++) to[i] = tshi_tensor_join(value[i], low[i]);
 }
 
-/* Returns 1 if an optimiser keeps exact weights of t, a bf16 parameter: not if t is frozen and has
- * never been trained. */
+/* Returns 1 if an optimiser keeps exact weights of t, a bf16 parameter: it does not if t is frozen
+ * and was never trained. */
 static int tshi_tensor_is_exact(const tsh_tensor *t) {
     return t->dtype == TSH_BF16 && (t->flags & TSHI_OPTIMISED) && (t->requires_grad || t->low);
 }
@@ -7201,7 +7263,8 @@ static int tshi_tensor_grad_kind(const tsh_tensor *t) {
     return t->flags & TSHI_OWNED && (!returns || t->marks) ? TSH_MEM_GRADIENTS : TSH_MEM_STEP;
 }
 
-/* Clears t->low after t's values were overwritten: the exact weights are the new values. */
+/* Clears t->low, if there is one, after t's values were overwritten, so that the exact weights are
+ * the new values. */
 static void tshi_tensor_forget_exact(const tsh_tensor *t) {
     if (t->low)
         tshi_mem_clear(t->ctx, t->low, tshi_dtype_bytes(TSH_BF16, tsh_local_numel(t)));
@@ -7214,8 +7277,8 @@ static void tshi_tensor_forget_exact(const tsh_tensor *t) {
 /* ========================================================================== */
 
 /* What tshi_init_fill needs to compute each element of a shard from its global index, so that
- * values do not depend on the degree of tp. tshi_init_resolve sets it, and converts all kinds of
- * tsh_init to six. */
+ * values do not depend on the degree of tp. tshi_init_resolve sets its fields, and reduces all
+ * kinds of tsh_init to six. */
 typedef struct tshi_tensor_filling {
     uint64_t key, stream; /* key: the ctx's seed; stream: random number stream (see >>rng) */
     /* init.kind is CONSTANT, UNIFORM, NORMAL, TRUNC_NORMAL, ORTHOGONAL or DIRAC */
@@ -7266,7 +7329,7 @@ static tsh_result tshi_init_fans(const tsh_tensor *t, const char *op, tsh_init *
     int kaiming = init->kind == TSH_INIT_KAIMING_UNIFORM || init->kind == TSH_INIT_KAIMING_NORMAL;
     int normal = init->kind == TSH_INIT_KAIMING_NORMAL || init->kind == TSH_INIT_XAVIER_NORMAL;
     double rest = t->ndim > 2 ? (double)tshi_tensor_product(t->dim + 2, t->ndim - 2) : 1;
-    double in = (double)t->fan_in, out = 0, fan, size; /* size: uniform: bound; normal: deviation */
+    double in = (double)t->fan_in, out = 0, fan, size; /* size: bound or deviation */
     char text[TSHI_TEXT_SIZE];
     if (t->ndim > 1) {
         out = t->fan_in > 0 ? (double)tsh_numel(t) / in : (double)t->dim[0] * rest;
@@ -7322,8 +7385,8 @@ static void tshi_init_project(double *TSHI_RESTRICT v, const double *TSHI_RESTRI
  * NULL and records an error. */
 static tshi_block *tshi_init_orthogonal(const tsh_tensor *t, tshi_tensor_filling *f) {
     int tall = f->rows >= f->cols, pass;
-    /* What is made orthogonal: `count` vectors of `length` elements, the columns of a tall matrix,
-     * else the rows. */
+    /* What Gram-Schmidt makes orthogonal: `count` vectors of `length` elements, the columns of a
+     * tall matrix, else the rows. */
     int64_t count = tall ? f->cols : f->rows, length = tall ? f->rows : f->cols, i, j, k;
     tshi_block *block = tshi_mem_alloc(t->ctx, TSH_MEM_STEP,
                                        tshi_dtype_bytes(TSH_F64, count * length));
@@ -7364,7 +7427,7 @@ static tsh_result tshi_init_resolve(const tsh_tensor *t, const char *op, tshi_te
                             tshi_tensor_text(t, text));
         f->rows = t->dim[0];
         f->cols = tshi_tensor_product(t->dim + 1, t->ndim - 1);
-        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* matrix columns per dim 1 index */
+        f->step = tshi_tensor_product(t->dim + 2, t->ndim - 2); /* columns per index of dim 1 */
         for (d = 2, f->first = 0; d < t->ndim; d++) f->first = f->first * t->dim[d] + t->dim[d] / 2;
         break; /* f->first is the column of index (0, middle, middle, ...) of dims 1, 2, ... */
     default: break;
@@ -7404,7 +7467,7 @@ static tsh_result tshi_init_fill(tsh_tensor *t, const char *op, tsh_init init, u
 /* Sets a parameter to initial values; allocates it first if necessary. After an error, the
  * parameter has the values that it had before, or is still not allocated. */
 static TSHI_COLD tsh_result tshi_init_fill_param(tsh_tensor *t, const char *op, tsh_init init) {
-    int had = t->block != NULL; /* 1: t was allocated before */
+    int had = t->block != NULL; /* 1: t had memory before this call */
     if (!had)
         t->block = tshi_mem_alloc(t->ctx, TSH_MEM_PARAMETERS,
                                   tshi_dtype_bytes(t->dtype, tsh_local_numel(t)));
@@ -7532,8 +7595,8 @@ static TSHI_COLD char *tshi_tensor_argument(const char *names, int i, char *text
     return text;
 }
 
-/* Records in ctx that a tensor of another ctx was given to op. name: what op calls the tensor.
- * other: the tensor's ctx. Returns NULL. */
+/* Records an error in ctx: op was given a tensor of another ctx, `other`. name: what op calls the
+ * tensor. Returns NULL. */
 static TSHI_COLD tsh_ctx *tshi_tensor_refuse_ctx(tsh_ctx *ctx, const char *op, const char *name,
                                                  const tsh_ctx *other) {
     if (other->world.rank == ctx->world.rank)
@@ -7766,8 +7829,8 @@ TSH_API double tsh_item(tsh_ctx *ctx, tsh_tensor *t) {
 
 /* -- tsh_init_<name>: initial values of a tensor ---------------------------- */
 
-/* Does what every tsh_init_<name> does: fills t as desc says, or as `usual` if desc is NULL. The
- * kind is always that of `usual`. op: the function's name, for errors. */
+/* Does what every tsh_init_<name> does: fills t with the initial values that desc describes (NULL:
+ * those of `usual`); the kind is always that of `usual`. op: the function's name, for errors. */
 TSHI_OUTLINE tsh_result tshi_tensor_init(const char *op, tsh_tensor *t, const tsh_init *desc,
                                    tsh_init usual) {
     char text[TSHI_TEXT_SIZE];
@@ -7877,10 +7940,10 @@ TSHI_INLINE float tshi_math_exp_rest(float x, uint32_t *n, int fused) {
     /* 1.44269504 is 1 / ln 2. Adding 12582912 = 1.5 * 2^23 rounds the product to an integer, which
      * is then in the low bits. */
     const float shifted = tshi_math_round(tshi_math_fma(x, 1.44269504f, 12582912.0f, fused));
-    const float whole = shifted - 12582912.0f;             /* n, as a float */
-    *n = tshi_math_bits(shifted);                          /* n + 0x4B400000 */
-    x = tshi_math_fma(whole, -0.693359375f, x, fused);     /* minus n times ln 2's first 9 bits */
-    return tshi_math_fma(whole, 2.12194440e-4f, x, fused); /* minus n times the rest of ln 2 */
+    const float whole = shifted - 12582912.0f;             /* n = round(x / ln 2), a float */
+    *n = tshi_math_bits(shifted);                          /* the integer n + 0x4B400000 */
+    x = tshi_math_fma(whole, -0.693359375f, x, fused);     /* x - n times ln 2 rounded to 9 bits */
+    return tshi_math_fma(whole, 2.12194440e-4f, x, fused); /* x - n times the rest of ln 2 */
 }
 
 /* Returns (e^r - 1 - r) / r^2 for |r| < 0.35. */
@@ -7906,7 +7969,7 @@ TSHI_INLINE float tshi_math_exp_whole(float r, int fused) {
  * value for NaN. Adding n to the exponent multiplies by 2^n. */
 TSHI_INLINE tsh_real tshi_math_exp_below(tsh_real v, int fused) {
     const uint32_t bits = tshi_math_bits((float)v);
-    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n; /* bits of x, or of -87 if less */
+    uint32_t x = bits < 0xC2AE0000u ? bits : 0xC2AE0000u, n; /* x: bits of max(v, -87) */
     float y;
     if (TSHI_DOUBLE) return TSHI_R(exp((double)v));
     y = tshi_math_exp_whole(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused); /* e^r */
@@ -7985,11 +8048,11 @@ TSHI_INLINE tsh_real tshi_math_log(tsh_real v, int fused) {
     k = (m - 0x3F3504F3u) & 0xFF800000u;            /* n << 23; n is 0 from sqrt 1/2 to sqrt 2 */
     f = tshi_math_float(m - k) - 1.0f;              /* 1 + f is x / 2^n */
     e = (float)(int32_t)(k - (0x0B800000u & tiny)); /* n 2^23; subnormal x: (n - 23) 2^23 */
-    p = tshi_math_log_tail(f, fused);        /* P(f) f - 1/2 */
+    p = tshi_math_log_tail(f, fused);        /* (log(1 + f) - f) / f^2 */
     whole = e * (0.693359375f / 8388608.0f); /* the larger part of n log 2 */
     sum = whole + f;
     rest = tshi_math_fma(e, -2.12194440e-4f / 8388608.0f, whole - sum + f, fused);
-    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* adds rest and f^2 (P(f) f - 1/2) */
+    sum = sum + tshi_math_fma(p, f * f, rest, fused); /* adds rest and log(1 + f) - f */
     /* Results for special x: log 0 is -infinity, log infinity is infinity; all others are NaN. */
     special = tshi_math_pick(bits << 1 == 0u, 0xFF800000u, 0x7FC00000u);
     special = tshi_math_pick(bits == 0x7F800000u, bits, special);
@@ -8036,7 +8099,7 @@ TSHI_INLINE float tshi_math_power(float x, float y) {
     s = (m - 1.0) / (m + 1.0);
     z = s * s;
     p = (3.4073010658534e-1 * z + 4.1167271899778e-1) * z + 5.7708358496515e-1;
-    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901; /* P(s^2) */
+    p = (p * z + 9.6179667334180e-1) * z + 2.8853900817901; /* P(s^2) = log2(m) / s */
     /* t = log2 x. The bits k + 0x4330000000000000 are those of the double 2^52 + k; subtracting
      * 2^52 + 1023 leaves n. */
     t = tshi_math_double(k + 0x4330000000000000u) - 4503599627371519.0 + p * s;
@@ -8048,8 +8111,8 @@ TSHI_INLINE float tshi_math_power(float x, float y) {
     t = t - (s - 6755399441055744.0); /* the rest of y log2 x, in [-1/2, 1/2] */
     p = (1.5353351392569e-4 * t + 1.3398887281849e-3) * t + 9.6184374823696e-3;
     p = (p * t + 5.5503324404768e-2) * t + 2.4022647911954e-1;
-    p = (p * t + 6.9314720286791e-1) * t + 1.0;                                      /* 2^rest */
-    return (float)tshi_math_double(tshi_math_bits8(p) + (tshi_math_bits8(s) << 52)); /* 2^i p */
+    p = (p * t + 6.9314720286791e-1) * t + 1.0;                                      /* 2^t */
+    return (float)tshi_math_double(tshi_math_bits8(p) + (tshi_math_bits8(s) << 52)); /* 2^i 2^t */
 }
 
 /* Returns x^y, where x and y are v and w, as C's pow does: computes |x|^y, sets x's sign if y is
@@ -8197,8 +8260,8 @@ TSHI_INLINE tsh_real tshi_math_gelu_power(tsh_real x, int fused) {
                          fused);
 }
 
-/* Returns the derivative of gelu_tanh, x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: this is
- * s + x s (1 - s) d(2u)/dx. */
+/* Returns the derivative of gelu_tanh(x) = x s, where s = 1 / (1 + e^-2u) is the sigmoid of 2u: s +
+ * x s (1 - s) d(2u)/dx, with the u of tshi_math_gelu_power. */
 TSHI_INLINE tsh_real tshi_math_gelu_tanh_derivative(tsh_real x, int fused) {
     tsh_real s = TSHI_R(1) / (TSHI_R(1) + tshi_math_gelu_power(x, fused));
     tsh_real du2 = TSHI_R(1.5957691216057308) + TSHI_R(0.2140644488178) * x * x; /* d(2u)/dx */
@@ -8224,7 +8287,7 @@ TSHI_INLINE tsh_real tshi_math_silu_derivative(tsh_real x, int fused) {
  * The largest errors in ulps over samples of all floats are expm1 1.5, log1p 0.9, sin and cos 1.6
  * for |x| up to 4.2e8; beyond, libm computes sin and cos. */
 
-/* Returns a if yes is 1, b if yes is 0. Both are computed before: no branch. */
+/* Returns a if yes is 1, b if yes is 0, without a branch: the caller has computed both. */
 TSHI_INLINE tsh_real tshi_math_either(int yes, tsh_real a, tsh_real b) {
     if (TSHI_DOUBLE) return yes ? a : b;
     return TSHI_R(
@@ -8263,7 +8326,8 @@ TSHI_INLINE tsh_real tshi_math_expm1(tsh_real v, int fused) {
     uint32_t x, n;
     float q, half; /* half: 2^(n - 1) */
     if (TSHI_DOUBLE) return TSHI_R(expm1((double)v));
-    order = order < 0x42B20000 ? order : 0x42B20000; /* clamps x to [-20, 89] */
+    /* clamps x to [-20, 89], as tshi_math_exp does to [-104, 89] */
+    order = order < 0x42B20000 ? order : 0x42B20000;
     x = (uint32_t)order;
     x = x < 0xC1A00000u ? x : 0xC1A00000u;
     q = tshi_math_exp_less_one(tshi_math_exp_rest(tshi_math_float(x), &n, fused), fused);
@@ -8274,13 +8338,14 @@ TSHI_INLINE tsh_real tshi_math_expm1(tsh_real v, int fused) {
         tshi_math_pick(bits << 1 > 0xFF000000u, bits, tshi_math_bits(q) | (bits & 0x80000000u))));
 }
 
-/* Returns log(1 + x) as tshi_math_log does, where u = 1 + x rounded is 2^n (1 + f), plus c / u,
- * where c is the rounding error of u. If n is 0, f is x itself. */
+/* Returns log(1 + x) = log u + c / u, where u is 1 + x rounded and c its rounding error. log u is
+ * computed as in tshi_math_log, from u = 2^n (1 + f); if n is 0, f is x itself, and c / u
+ * is left out. */
 TSHI_INLINE tsh_real tshi_math_log1p(tsh_real v, int fused) {
     const float x = (float)v, u = tshi_math_round(1.0f + x), less = tshi_math_round(u - 1.0f);
     const float c = tshi_math_round(x - less) + (1.0f - tshi_math_round(u - less));
     const uint32_t bits = tshi_math_bits(x), m = tshi_math_bits(u);
-    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u; /* n << 23 */
+    const uint32_t k = (m - 0x3F3504F3u) & 0xFF800000u; /* n << 23; u is 2^n (1 + f) */
     const float e = (float)(int32_t)k;                  /* n 2^23 */
     const uint32_t f1 = tshi_math_bits(tshi_math_float(m - k) - 1.0f);
     const float f = tshi_math_float(tshi_math_pick(k == 0u, bits, f1));
@@ -8322,7 +8387,7 @@ TSHI_INLINE float tshi_math_wave(float x, uint32_t turn, int fused) {
     c = tshi_math_fma(2.443315711809948e-5f, z, -1.388731625493765e-3f, fused);
     c = tshi_math_fma(c, z, 4.166664568298827e-2f, fused);
     c = tshi_math_fma(c * z, z, tshi_math_fma(z, -0.5f, 1.0f, fused), fused); /* cos r */
-    /* sin r gets the sign of r, for the sake of -0 */
+    /* sin r gets the sign of r, so that the sine of -0 is -0 */
     return tshi_math_float(tshi_math_pick((int)(quarter & 1u), tshi_math_bits(c),
                                           tshi_math_bits(s) | (tshi_math_bits(r) & 0x80000000u)) ^
                            (quarter & 2u) << 30);
@@ -8441,7 +8506,8 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 #define TSHI_AVX512
 #endif
 
-/* Defines the function name_isa: name_body, compiled for the instruction set isa. */
+/* Defines the kernel name_isa: the inline function name_body, compiled for the instruction set
+ * isa. */
 #define TSHI_KERNEL_ISA(name, isa, TARGET, ...)                                                    \
     TARGET static void name##_##isa(int64_t n, const tshi_operand *x, const void *params) {        \
         (void)params;                                                                              \
@@ -8468,9 +8534,10 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
     TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
     TSHI_KERNEL_ISA(name, avx512, TSHI_AVX512, n, x, (const type *)params, TSHI_X86)               \
     TSHI_KERNEL_TABLE(name)
-/* TSHI_KERNEL_FUSED for kernels that no step feels, as each compilation takes its time: processors
- * with AVX-512 run the one for AVX2 (TSHI_KERNEL_AVX2), or all run the portable one
- * (TSHI_KERNEL_PORTABLE), which suffices where memory is slower than the formula. */
+/* Variants of TSHI_KERNEL_FUSED that compile a kernel fewer times, for kernels whose time does not
+ * matter in a training step: processors with AVX-512 run the one for AVX2 (TSHI_KERNEL_AVX2), or
+ * all run the portable one (TSHI_KERNEL_PORTABLE), which suffices where memory is slower than the
+ * arithmetic. */
 #define TSHI_KERNEL_AVX2(name, type)                                                               \
     TSHI_KERNEL_ISA(name, portable, , n, x, (const type *)params, TSHI_FUSED)                      \
     TSHI_KERNEL_ISA(name, avx2, TSHI_AVX2, n, x, (const type *)params, TSHI_X86)                   \
@@ -8490,12 +8557,13 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
  *
  *   dotprod: sdot adds 4 products of 8-bit integers to each of 4 sums of 32 bits (FEAT_DotProd)
  *   i8mm: smmla adds products of two (2, 8) matrices of 8-bit integers to 2 x 2 sums (FEAT_I8MM)
- *   bf16: bfdot and bfmmla do the same with 2 and with (2, 4) numbers of bf16 (FEAT_BF16)
+ *   bf16: bfdot adds 2 products of bf16 to each of 4 sums; bfmmla adds products of two (2, 4)
+ *   matrices of bf16 to 2 x 2 sums (FEAT_BF16)
  *
- * TSHI_NEON_DOT, TSHI_NEON_MM and TSHI_NEON_BF16 are 1 if kernels that use them are compiled: gcc
- * has the intrinsics in functions with a target attribute (TSHI_DOT, TSHI_MM, TSHI_BF16), clang
- * only since version 16; older ones have them if the whole program is compiled for such a
- * processor. */
+ * TSHI_NEON_DOT, TSHI_NEON_MM and TSHI_NEON_BF16 are 1 if kernels that use these extensions are
+ * compiled: gcc 10 has the intrinsics in functions with a target attribute (TSHI_DOT, TSHI_MM,
+ * TSHI_BF16), clang only since version 16; older compilers have them if the whole program is
+ * compiled for such a processor. */
 #if TSHI_NEON
 #include <arm_neon.h> /* vfmaq_laneq_f32, vdotq_laneq_s32, vmmlaq_s32, vbfmmlaq_f32 */
 #endif
@@ -8533,7 +8601,7 @@ enum { TSHI_ISA_PORTABLE, TSHI_ISA_AVX2, TSHI_ISA_AVX512, TSHI_ISAS };
 #endif
 
 #if TSHI_NEON
-/* Bits of tshi_arm_extensions. */
+/* Bits of the value that tshi_arm_extensions returns. */
 enum { TSHI_ARM_DOT = 1, TSHI_ARM_MM = 2, TSHI_ARM_BF16 = 4 };
 
 #if defined(__linux__)
@@ -8556,15 +8624,15 @@ static int tshi_arm_feature(const char *name) {
 }
 #endif
 
-/* Returns the extensions that this processor has, TSHI_ARM_...: the system's answer on Linux and
- * macOS, else those that the program is compiled for. */
+/* Returns the extensions that this processor has, as a sum of bits TSHI_ARM_...: asks the system on
+ * Linux and macOS; elsewhere returns those that the program is compiled for. */
 static int tshi_arm_extensions(void) {
     int dot, mm, bf16;
 #if defined(__linux__)
     const unsigned long first = getauxval(16), second = getauxval(26); /* AT_HWCAP, AT_HWCAP2 */
-    dot = (int)(first >> 20 & 1);                                      /* HWCAP_ASIMDDP */
-    mm = (int)(second >> 13 & 1);                                      /* HWCAP2_I8MM */
-    bf16 = (int)(second >> 14 & 1);                                    /* HWCAP2_BF16 */
+    dot = (int)(first >> 20 & 1);                                      /* bit 20: HWCAP_ASIMDDP */
+    mm = (int)(second >> 13 & 1);                                      /* bit 13: HWCAP2_I8MM */
+    bf16 = (int)(second >> 14 & 1);                                    /* bit 14: HWCAP2_BF16 */
 #elif defined(__APPLE__)
     dot = tshi_arm_feature("hw.optional.arm.FEAT_DotProd");
     mm = tshi_arm_feature("hw.optional.arm.FEAT_I8MM");
@@ -8616,8 +8684,8 @@ TSHI_INLINE tsh_real tshi_kernel_fold(const tsh_real *lane) {
     tsh_real a[16];
     int i;
     for (i = 0; i < 16; i++) a[i] = lane[i] + lane[i + 16]; /* adds 32 sums in pairs: 16 are left */
-    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 8 are left */
-    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 4 are left */
+    for (i = 0; i < 8; i++) a[i] += a[i + 8];               /* 8 sums are left */
+    for (i = 0; i < 4; i++) a[i] += a[i + 4];               /* 4 sums are left */
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
@@ -8650,11 +8718,11 @@ TSHI_INLINE const tsh_real *tshi_kernel_load_block(const tsh_real *x, int64_t st
                                                    int64_t n, tsh_real *pad) {
     const tsh_real *first = x + e * step;
     int i;
-    if (step == 1 && n - e >= TSHI_BLOCK) return first; /* in place */
+    if (step == 1 && n - e >= TSHI_BLOCK) return first; /* contiguous: not copied */
     if (step && n - e > 1)
         tshi_kernel_gather(first, step, n - e, pad);
-    else if (step || !e) {             /* all of pad becomes one value */
-        const tsh_real value = *first; /* read once: to the compiler, pad may overlap x */
+    else if (step || !e) {             /* fills all of pad with one value */
+        const tsh_real value = *first; /* read once, not after each store to pad */
         for (i = 0; i < TSHI_BLOCK; i++) pad[i] = value;
     }
     return pad;
@@ -8696,8 +8764,8 @@ TSHI_INLINE const tsh_real *tshi_kernel_load(const tshi_operand *x, int64_t e, i
     return pad;
 }
 
-/* Does what tshi_kernel_store does, for a y that is not of tsh_real. If add is 1 and y has step 0,
- * y is one element, to which the sum of the block is added. */
+/* Does what tshi_kernel_store does, for a y whose dtype is not tsh_real. If add is 1 and y has step
+ * 0, y is one element, to which the sum of the block is added. */
 TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n,
                                      const tsh_real *block, int add) {
     const tshi_dtype *row = &tshi_dtypes[y->dtype];
@@ -8707,7 +8775,7 @@ TSHI_APART void tshi_kernel_round_to(const tshi_operand *y, int64_t e, int64_t n
     int i;
     if (add) row->load(at, y->step, m, sum); /* reads the values to which block is added */
     for (i = 0; i < m && add && y->step; i++) sum[i] += block[i];
-    for (i = 0; i < m && add && !y->step; i++) /* y is one element: the last running sum stays */
+    for (i = 0; i < m && add && !y->step; i++) /* y is one element: its last value is the total */
         sum[i] = sum[i ? i - 1 : 0] + block[i];
     row->store(at, y->step, m, add ? sum : block);
 }
@@ -8722,7 +8790,8 @@ TSHI_INLINE void tshi_kernel_store(const tshi_operand *y, int64_t e, int64_t n,
         tshi_kernel_round_to(y, e, n, block, add);
 }
 
-/* The same two, compiled once and called: kernels that use these take less time to compile. */
+/* tshi_kernel_load and tshi_kernel_store as functions that are called instead of inlined: kernels
+ * that use these take less time to compile. */
 TSHI_APART const tsh_real *tshi_kernel_load_apart(const tshi_operand *x, int64_t e, int64_t n,
                                                   tsh_real *pad) {
     return tshi_kernel_load(x, e, n, pad);
@@ -8753,8 +8822,8 @@ TSHI_APART void tshi_kernel_pad(const tsh_real *x, int64_t n, tsh_real rest, tsh
 }
 
 /* Adds a block to the lanes (32 partial sums). Sums, dot products and maxima of a row are loops
- * over a function like this one, called once per block. It is called for the last block, which is
- * padded, after the loop, so that the lanes stay in registers. */
+ * over a function like this one, called once per block. The last block, which is padded, is added
+ * after the loop, so that the lanes stay in registers. */
 TSHI_INLINE void tshi_kernel_sum_step(tsh_real *lane, const tsh_real *x) {
     int i;
     for (i = 0; i < TSHI_BLOCK; i++) lane[i] += x[i];
@@ -8816,7 +8885,8 @@ TSHI_INLINE tsh_real tshi_kernel_max_fold(const tsh_real *lane) {
     if (TSHI_DOUBLE) return most;
     for (i = 0; i < TSHI_BLOCK; i++) {
         const uint32_t bits = tshi_math_bits((float)lane[i]);
-        const uint32_t order = bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu); /* ordered as floats */
+        /* order: an integer that, as an int32_t, is ordered as the float is */
+        const uint32_t order = bits ^ ((0u - (bits >> 31)) & 0x7FFFFFFFu);
         /* nan: all ones for NaN, whose magnitude is above infinity's, else 0; computed without a
          * comparison, so that the loop vectorises */
         const uint32_t nan = 0u - ((0x7F800000u - (bits & 0x7FFFFFFFu)) >> 31);
@@ -8959,7 +9029,8 @@ static void tshi_kernel_join(tshi_loop *loop) {
     loop->ndim = out;
 }
 
-/* Calls the kernel for each run along the innermost dimension of a joined space. */
+/* Calls the kernel for each run along the innermost dimension. tshi_kernel_join was called
+ * before. */
 static void tshi_kernel_walk(const tshi_loop *loop) {
     tshi_operand x[TSHI_MAX_OPERANDS];
     int64_t index[TSH_MAX_DIMS] = {0};
@@ -8969,18 +9040,19 @@ static void tshi_kernel_walk(const tshi_loop *loop) {
     for (;;) {
         loop->kernel(inner >= 0 ? loop->dim[inner] : 1, x, loop->params);
         for (d = inner - 1; d >= 0; d--) { /* increments the index as an odometer does */
-            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d]; /* > 0: d is at its end */
+            /* back: 0, or, if index[d] has passed its end, the length to go back to 0 */
+            int64_t back = ++index[d] < loop->dim[d] ? 0 : loop->dim[d];
             for (i = 0; i < loop->n; i++)
                 tshi_kernel_move(&x[i], loop->stride[i][d] * (back ? 1 - back : 1));
             if (!back) break;
             index[d] = 0;
         }
-        if (d < 0) return; /* all dimensions at their end */
+        if (d < 0) return; /* every index has passed its end */
     }
 }
 
 /* Runs one thread's part of a tshi_loop, which is `job`: indices `from` to `to` - 1 of the
- * dimension `cut`. A tshi_team_fn. */
+ * dimension `cut`. A tshi_team_fn: tshi_team_run calls it on every thread. */
 static void tshi_kernel_piece(void *job, int piece, int64_t from, int64_t to) {
     tshi_loop part = *(const tshi_loop *)job;
     int i;
@@ -8998,7 +9070,7 @@ TSHI_OUTLINE void tshi_kernel_run(tshi_loop *loop, tshi_kernel_fn kernel, const 
     int64_t count = 1;
     int d, pieces;
     for (d = 0; d < loop->ndim; d++) count *= loop->dim[d];
-    if (!count) return; /* this rank holds nothing */
+    if (!count) return; /* this rank holds no elements */
     if (loop->ctx->dry && tshi_dtypes[loop->x[0].dtype].floating) return;
     tshi_kernel_join(loop);
     loop->kernel = kernel;
@@ -9023,7 +9095,7 @@ typedef struct tshi_rows {
     int64_t own[TSHI_MAX_ROWS];    /* scratch elements per piece; 0: the operand is no scratch */
 } tshi_rows;
 
-/* Returns a job whose operands are not set yet. */
+/* Returns a tshi_rows, a job over rows, whose operands are not set yet. */
 static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, const void *params) {
     tshi_rows rows;
     memset(&rows, 0, sizeof rows);
@@ -9034,7 +9106,7 @@ static tshi_rows tshi_kernel_rows_job(tshi_kernel_fn kernel, int64_t count, cons
 }
 
 /* Calls the kernel once, for rows `from` to `to` - 1 of a tshi_rows, which is `job`. A
- * tshi_team_fn. */
+ * tshi_team_fn: tshi_team_run calls it on every thread. */
 static void tshi_kernel_do_rows(void *job, int piece, int64_t from, int64_t to) {
     const tshi_rows *rows = (const tshi_rows *)job;
     tshi_operand x[TSHI_MAX_ROWS];
@@ -9198,7 +9270,7 @@ static void tshi_kernel_dense(const tsh_tensor *t, void *dense, tsh_dtype dtype,
  * same with t's own dtype and with tsh_real. */
 static void *tshi_kernel_packed_as(const tsh_tensor *t, tsh_dtype dtype, tshi_block **scratch) {
     *scratch = NULL;
-    if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t); /* in place */
+    if (t->dtype == dtype && tshi_tensor_is_dense(t)) return tshi_tensor_at(t); /* no copy */
     *scratch = tshi_mem_alloc(t->ctx, TSH_MEM_STEP, tshi_dtype_bytes(dtype, tsh_local_numel(t)));
     if (!*scratch) return NULL;
     tshi_kernel_dense(t, tshi_mem_data(*scratch), dtype, 0);
@@ -9213,8 +9285,8 @@ static tsh_real *tshi_kernel_packed_reals(const tsh_tensor *t, tshi_block **scra
     return (tsh_real *)tshi_kernel_packed_as(t, TSH_REAL, scratch);
 }
 
-/* Returns t's local values as tsh_real and sets their strides: in place, or row-major in *scratch,
- * which the caller releases. NULL: no memory. */
+/* Returns t's local values as tsh_real and sets their strides: in place if that is t's dtype, else
+ * row-major in *scratch, which the caller releases. NULL: no memory. */
 static tsh_real *tshi_kernel_reals_of(const tsh_tensor *t, int64_t *stride, tshi_block **scratch) {
     *scratch = NULL;
     memcpy(stride, t->stride, sizeof t->stride);
@@ -9307,14 +9379,15 @@ typedef struct tshi_noise {
     int64_t element;      /* global index of the kernel's first element; the others follow it */
 } tshi_noise;
 
-/* The random words drawn last: word[i] is the one of the element with global index first + i. */
+/* The random numbers (32-bit words) drawn last: word[i] is for the element with global index
+ * first + i. */
 typedef struct tshi_words {
     uint32_t word[TSHI_RNG_WORDS];
     int64_t first; /* global index of word[0]'s element; negative: none were drawn yet */
 } tshi_words;
 
-/* Returns the random words of TSHI_BLOCK elements, from the kernel's element e on. Takes them from
- * `drawn` if it has them, else draws them and keeps them in `drawn`. */
+/* Returns the random words, one for each of TSHI_BLOCK elements from the kernel's element e on.
+ * Takes them from `drawn` if it has them, else draws them and keeps them in `drawn`. */
 TSHI_INLINE const uint32_t *tshi_kernel_words(const tshi_noise *noise, int64_t e,
                                               tshi_words *drawn) {
     const int64_t at = noise->element + e;
@@ -9492,7 +9565,7 @@ typedef struct tshi_gemm_tile {
     /* for tshi_gemm_kernel.few and .stream, which read B unpacked: the form to which they convert
      * its elements */
     tshi_gemm_form form;
-    int64_t slice;        /* tshi_gemm_kernel.few: elements of a slice of k; .stream: of all of k */
+    int64_t slice;        /* `few`: elements of a slice of k; `stream`: elements of all of k */
     int64_t after;        /* tshi_gemm_kernel.few: columns of B after the tile's, to prefetch */
     uintptr_t then;       /* tshi_gemm_kernel.few: address of the matrix read after B; 0: unknown */
     tsh_real alpha;       /* factor of A B */
@@ -9501,12 +9574,13 @@ typedef struct tshi_gemm_tile {
     int64_t rsd;          /* row stride of D, in elements of its dtype */
     tsh_real *c;          /* C, shape (rows, cols), of tsh_real or bf16 */
     int64_t rsc;          /* row stride of C, in elements of its dtype */
-    int bf16;             /* 1: C is of bf16; only for `pairs` of a kernel with `tiles` */
-    int bf16_d;           /* 1: D is of bf16; only for `pairs` of a kernel with `tiles` */
+    int bf16;             /* 1: C is of bf16, which only AMX's `pairs` supports; 0: of tsh_real */
+    int bf16_d;           /* 1: D is of bf16, which only AMX's `pairs` supports; 0: of tsh_real */
     tsh_real *sums;       /* scratch of tshi_gemm_kernel.stream, shape (rows, cols) */
-    /* `pairs` of a kernel with `tiles` may compute a tile in parts of k, which add to one sum: */
+    /* AMX's `pairs` may compute a tile in several calls, each for a part of k; `kept` has the sums
+     * between the calls: */
     tsh_real *kept;       /* sums of the parts before this one, of shape (rows, cols) */
-    int later, more;      /* later 1: the sums begin with `kept`; more 1: they go there, not to C */
+    int later, more;      /* later 1: sums begin with `kept`; more 1: stores them there, not in C */
     tshi_gemm_walk *walk; /* cache lines to prefetch while computing */
 } tshi_gemm_tile;
 
@@ -9525,8 +9599,8 @@ struct tshi_gemm_kernel {
      * words, t->slice elements. */
     tshi_gemm_tile_fn stream;
     /* (optional) Computes up to TSHI_GEMM_FEW_ROWS rows and all slices of k without packing B,
-     * whose row stride is 1 and whose form is not OTHER or ROUNDED. The number of columns is a
-     * multiple of nr / 2. t->k counts elements; A is packed to a width of
+     * whose row stride is 1 and whose form is REALS, BF16, F16 or PAIRS of tshi_gemm_form. The
+     * number of columns is a multiple of nr / 2. t->k counts elements; A is packed to a width of
      * tshi_gemm_few_width(rows). */
     tshi_gemm_tile_fn few;
     /* (optional) Does what `tile` does, for A and B that are packed as pairs of bf16. */
@@ -9695,8 +9769,8 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
  * time is that of reading B. A step adds the products of one word of each row of A and one row of
  * B, or two rows if words are pairs; `each` is that number of rows, and `second` the bytes from a
  * pair's first row to its second (0: there is none). form is a constant after inlining: REALS,
- * PAIRS, or BF16 for both BF16 and F16. Rows are prefetched one call of tshi_gemm_steps_isa ahead,
- * and at least TSHI_GEMM_NEAR bytes. */
+ * PAIRS, or BF16 for both BF16 and F16. Rows of B are prefetched one call of tshi_gemm_steps_isa
+ * ahead, but at least TSHI_GEMM_NEAR bytes ahead. */
 #define TSHI_GEMM_STREAM(isa, TARGET)                                                              \
     TARGET TSHI_INLINE void tshi_gemm_steps_##isa(const tshi_gemm_tile *t, int64_t p,              \
                                                   const int steps, int rows, int cols,             \
@@ -9706,7 +9780,7 @@ TSHI_INLINE void tshi_gemm_fetch(tshi_gemm_walk *w) {
         const int64_t each = form == TSHI_GEMM_PAIRS ? 2 : 1, row = t->rsb * size;                 \
         const int64_t step = each * row, reach = TSHI_GEMM_NEAR / (each * cols * size) + 1;        \
         const char *b = (const char *)t->b + p * step;                                             \
-        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x[i][q]: row i, step q */  \
+        tsh_real x[TSHI_GEMM_FEW][TSHI_GEMM_STEPS], *sums = t->sums; /* x[i][q]: A(i, p + q) */    \
         /* next: bytes from the row of B that is read to the row prefetched, maybe outside B */    \
         const uintptr_t next = (uintptr_t)(step * (steps > reach ? steps : reach));                \
         TSHI_GEMM_VEC_##isa y[TSHI_GEMM_STEPS], sum; /* y[q]: register of B in step q */           \
@@ -9883,7 +9957,7 @@ TSHI_GEMM_KERNEL(bf16, TSHI_GEMM_TARGET_BF16, TSHI_GEMM_ROWS12, 12)
 /* Needs: >>arm >>gemm-vector.                                                */
 /* ========================================================================== */
 
-/* TSHI_NEON_PAIRS: 1 if there are kernels of pairs of bf16. */
+/* TSHI_NEON_PAIRS is 1 if kernels that multiply pairs of bf16 are compiled. */
 #define TSHI_NEON_PAIRS (TSHI_NEON_BF16 && TSHI_NEON_MM && TSHI_GEMM_FLOAT)
 
 #if TSHI_NEON
@@ -9915,9 +9989,9 @@ TSHI_INLINE float32x4_t tshi_gemm_widen4(const tshi_gemm_form form, const char *
 TSHI_GEMM_KERNEL(neon, , TSHI_GEMM_ROWS12, 12)
 TSHI_GEMM_STREAM(neon, )
 
-/* Computes a tile of 12 rows of A that is packed (t->rsa is 1) and `vecs` registers of B: a
- * register is loaded with A of several rows, of which fmla takes one. The sums have the order of
- * tshi_gemm_rows_neon. */
+/* Computes a tile of 12 rows of A, which is packed (t->rsa is 1), and `vecs` registers of columns
+ * of B. A register is loaded with the elements of several rows of A; fmla multiplies by one of
+ * them. Sums are added in the order of tshi_gemm_rows_neon. */
 TSHI_INLINE void tshi_gemm_full_neon(const tshi_gemm_tile *t, const int vecs) {
     const int lanes = TSHI_GEMM_NEON_LANES;
     const tshi_gemm_word *a = t->a;
@@ -9966,9 +10040,10 @@ static void tshi_gemm_stream_neon(const tshi_gemm_tile *t, int rows, int cols) {
 }
 
 #if TSHI_NEON_PAIRS
-/* Pairs of bf16. bfmmla adds to each of 2 x 2 sums what two bfdot would: the products of the pair
- * 2p, 2p + 1 of k, then those of the next pair. So tiles by bfmmla, which has twice bfdot's
- * products, and streamed products by bfdot have the same bits. */
+/* Pairs of bf16. bfmmla adds to each of 2 x 2 sums what two bfdot would: the products of the
+ * elements 2p and 2p + 1 along k, then those of the next pair. So tiles, computed by bfmmla, which
+ * multiplies twice as many elements as bfdot, and streamed products, computed by bfdot, have the
+ * same bits. */
 #define TSHI_GEMM_VEC_bfdot   float32x4_t
 #define TSHI_GEMM_LOAD_bfdot  vld1q_f32
 #define TSHI_GEMM_STORE_bfdot vst1q_f32
@@ -9977,8 +10052,8 @@ static void tshi_gemm_stream_neon(const tshi_gemm_tile *t, int rows, int cols) {
 #define TSHI_GEMM_SUM_bfdot(x, y, z)                                                               \
     vbfdotq_f32(z, vreinterpretq_bf16_f32(x), vreinterpretq_bf16_f32(y))
 #define TSHI_GEMM_SHORT_bfdot(form, at, second) tshi_gemm_pairs4(at, second)
-/* Loads 4 elements of a row of B and of the next row, `second` bytes behind it (0: there is none),
- * as 4 pairs. */
+/* Loads 4 elements of a row of B, and 4 of the next row, as 4 pairs. second: bytes from the first
+ * row to the next; 0: there is no next row, and zeros take its place. */
 TSHI_BF16 TSHI_INLINE float32x4_t tshi_gemm_pairs4(const char *at, int64_t second) {
     const uint16x4_t x = vld1_u16((const uint16_t *)(const void *)at);
     const uint16x4_t y = second ? vld1_u16((const uint16_t *)(const void *)(at + second))
@@ -10001,8 +10076,9 @@ TSHI_BF16 TSHI_INLINE bfloat16x8_t tshi_gemm_mix4(uint32x4_t p, uint32x4_t q, co
 }
 
 #define TSHI_GEMM_WORDS(at) vld1q_u32((const uint32_t *)(const void *)(at))
-/* Computes a tile of 4 * quads rows and 4 * vecs columns of pairs, by 2 x 2 sums. After an odd
- * number of words, A's missing pair is -0 and B's is 0: their products, -0, change no sum. */
+/* Computes a tile of 4 * quads rows and 4 * vecs columns, 2 x 2 sums at a time, from packed pairs
+ * of bf16. bfmmla takes two pairs along k: if the number of pairs is odd, A's missing pair is -0
+ * and B's is 0: their products, -0, change no sum. */
 TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const int quads,
                                                  const int vecs, int rows) {
     const tshi_gemm_word *a = t->a;
@@ -10023,7 +10099,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const 
 #define TSHI_GEMM_MM(r, c)                                                                         \
     s[r][c] = vbfmmlaq_f32(s[r][c], x0, y##c);                                                     \
     s[r + 1][c] = vbfmmlaq_f32(s[r + 1][c], x1, y##c);
-#define TSHI_GEMM_STEP2(words) /* 2 words: 4 elements of k; or the last one */                     \
+#define TSHI_GEMM_STEP2(words) /* adds the products of 2 words along k, or of the last one */      \
     {                                                                                              \
         const int p = words;                                                                       \
         const uint32x4_t b0 = TSHI_GEMM_WORDS(b), b2 = vecs > 1 ? TSHI_GEMM_WORDS(b + 4) : b0;     \
@@ -10049,7 +10125,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_rows_bfmmla(const tshi_gemm_tile *t, const 
     if (left) TSHI_GEMM_STEP2(1)
     const int add = t->add;
 #define TSHI_GEMM_HALF(r, c,                                                                       \
-                       half) /* the row of two 2 x 2 sums that is their lower or upper half */     \
+                       half) /* row 2 r (half low) or 2 r + 1 (high) of two 2 x 2 sums */          \
     vcombine_f32(vget_##half##_f32(s[r][c]), vget_##half##_f32(s[r][c + 1]))
 #define TSHI_GEMM_ROW2(i, half)                                                                    \
     if (4 * quads > i && rows > i) {                                                               \
@@ -10092,8 +10168,8 @@ TSHI_BF16 TSHI_INLINE uint16x4_t tshi_gemm_short4(const tshi_gemm_form form, con
     return vreinterpret_u16_bf16(vcvt_bf16_f32(vld1q_f32((const float *)(const void *)at)));
 }
 
-/* Packs rows of contiguous elements, 4 elements (2 words) of 4 rows at a time. inc: bytes from row
- * to row. */
+/* Packs rows of contiguous elements as pairs of bf16, 4 elements (2 words) of 4 rows at a time.
+ * inc: bytes from row to row. */
 TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_along(const tshi_gemm_form form, float *dst, int width,
                                                  int valid, int64_t k, const char *src,
                                                  int64_t inc) {
@@ -10113,7 +10189,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_along(const tshi_gemm_form form, floa
         }
 }
 
-/* Packs a matrix whose columns are contiguous. ld: bytes from column to column. */
+/* Packs a matrix whose columns are contiguous as pairs of bf16. ld: bytes from column to column. */
 TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_across(const tshi_gemm_form form, float *dst, int width,
                                                   int valid, int64_t k, const char *src,
                                                   int64_t ld) {
@@ -10128,7 +10204,7 @@ TSHI_BF16 TSHI_INLINE void tshi_gemm_pairs_across(const tshi_gemm_form form, flo
         }
 }
 
-/* Implements tshi_gemm_kernel.pack with the instructions of bf16. */
+/* Implements tshi_gemm_kernel.pack for pairs of bf16, with the bf16 instructions of Arm. */
 TSHI_BF16 static int tshi_gemm_pack_bfdot(float *dst, int width, int valid, int64_t k,
                                           const tshi_matrix *m, tshi_gemm_form form) {
     const int64_t size = form == TSHI_GEMM_PAIRS ? 2 : 4;
@@ -10258,7 +10334,8 @@ TSHI_OUTLINE void tshi_gemm_pack(tsh_real *TSHI_RESTRICT dst, int width, int val
 }
 #endif
 
-/* Returns how many words, of the size of tsh_real, a row of k elements takes when packed. */
+/* Returns how many words a row of k elements takes when packed. A word has the size of tsh_real and
+ * holds one element or a pair of bf16. */
 static int64_t tshi_gemm_words(tshi_gemm_form form, int64_t k) {
     return form >= TSHI_GEMM_PAIRS ? (k + 1) / 2 : k;
 }
@@ -10271,7 +10348,7 @@ static void tshi_gemm_pack_pairs(tsh_real *dst, int width, int valid, int64_t k,
     for (int64_t p = 0; p < k; p += 2, dst += width)
         for (int i = 0; i < width; i++) {
             const char *from = (const char *)m->data + (i * m->row + p * m->column) * size;
-            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements of the pair in m */
+            const int count = i >= valid ? 0 : p + 1 < k ? 2 : 1; /* elements that m has, 0 to 2 */
             tsh_real pair[2] = {0, 0};
             uint32_t word;
             tshi_dtypes[m->dtype].load(from, m->column, count, pair);
@@ -10330,7 +10407,8 @@ TSHI_AVX512 TSHI_INLINE __m512i tshi_gemm_round(__m512 x) {
 }
 
 /* tshi_gemm_round2 returns 16 pairs of floats rounded to bf16: (low[0], low[1]), ..., (high[14],
- * high[15]). It is called only on processors with AVX512_BF16, which alone use pairs. */
+ * high[15]). It is called only on processors with AVX512_BF16: on others no kernel for AVX-512
+ * multiplies pairs of bf16. */
 #if TSHI_GEMM_BF16S
 #define TSHI_GEMM_TARGET_PACK TSHI_GEMM_TARGET_BF16
 TSHI_GEMM_TARGET_PACK TSHI_INLINE __m512i tshi_gemm_round2(__m512 low, __m512 high) {
@@ -10442,7 +10520,7 @@ static void tshi_gemm_pack_along(tshi_gemm_form form, float *dst, int width, int
                                  const char *src, int64_t inc) {
     const int64_t each = form >= TSHI_GEMM_PAIRS ? 2 : 1; /* elements per word */
     const int64_t size = form == TSHI_GEMM_REALS || form == TSHI_GEMM_ROUNDED ? 4 : 2;
-    /* loaded by a loop, through memory: the shuffles that follow take longer */
+    /* loaded: 16 rows, loaded in a loop, through memory; the shuffles that follow take longer */
     __m512 loaded[16], r[16], t0, t1, t2, t3;
     for (int64_t q = 0; q < k; q += 16 * each, dst += 16 * width) { /* packs 16 words of each row */
         const int64_t words = tshi_gemm_words(form, tshi_base_min(k - q, 16 * each));
@@ -10481,7 +10559,7 @@ TSHI_INLINE void tshi_gemm_pack_across(const tshi_gemm_form form, float *dst,
         for (int i = 0; i < width; i += 16) {
             const __mmask16 mask = (__mmask16)tshi_gemm_mask(tshi_base_min(valid - i, 16));
             const __mmask16 to = (__mmask16)tshi_gemm_mask(tshi_base_min(width - i, 16));
-            if (form == TSHI_GEMM_REALS) /* the row of 8 steps later */
+            if (form == TSHI_GEMM_REALS) /* prefetches the row that is packed 8 steps later */
                 TSHI_PREFETCH((const void *)((uintptr_t)src + (uintptr_t)(i * size + 8 * ld)));
             _mm512_mask_storeu_ps(dst + i, to,
                                   tshi_gemm_load_column(form, src + i * size, mask,
@@ -10661,7 +10739,7 @@ TSHI_AVX2 static void tshi_gemm_store_avx2(void *to, const float *from, int n, t
         const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
         const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
         const __m256i y = _mm256_srli_epi32(
-            _mm256_blendv_epi8(up, _mm256_or_si256(bits, quiet), nan), 16); /* bf16 */
+            _mm256_blendv_epi8(up, _mm256_or_si256(bits, quiet), nan), 16); /* x as bf16 */
         const __m128i half = dtype == TSH_F16 ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)
                                               : _mm_packus_epi32(_mm256_castsi256_si128(y),
                                                                  _mm256_extracti128_si256(y, 1));
@@ -10854,8 +10932,9 @@ static const uint16_t tshi_gemm_few_halves[32] = {0,  2,  4,  6,  8,  10, 12, 14
                                                   22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
                                                   13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
-/* Stores word s of 16 columns of B as tshi_gemm_few_part says: as it is, or the first elements of
- * 16 pairs of 16-bit elements as floats, then the second ones. */
+/* Stores word s (4 bytes) of each of 16 columns of B to `to`: as it is, or, if layout is BF16 and a
+ * word is a pair of 16-bit elements, the first elements of the 16 pairs as floats, then the second
+ * ones. */
 TSHI_AVX512 TSHI_INLINE void tshi_gemm_few_keep(const tshi_gemm_form layout, tshi_gemm_form form,
                                                 float *to, const int s, __m512 word) {
     __m512i x = _mm512_castps_si512(word);
@@ -10988,13 +11067,13 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
         const char *b = (const char *)t->b + col * inc;                                            \
         const int64_t more = 8 * inc < TSHI_GEMM_NEAR ? (int64_t)TSHI_GEMM_NEAR                    \
                                                       : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);   \
-        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */   \
+        uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* of B */      \
         uintptr_t ahead = /* address of the 1024 bytes that were prefetched last */                \
             (uintptr_t)b + (uintptr_t)(16 * inc + more);                                           \
         const tshi_gemm_word *a = t->a;                                                            \
         const __m512 zero = _mm512_setzero_ps(), alpha = _mm512_set1_ps(t->alpha);                 \
-        __m512 acc[8], out[8], r[16]; /* acc: sums of a slice of k; out: sums of C */              \
-        __attribute__((aligned(64))) float words[2][16 * 32]; /* 16 lines of B each, transposed */ \
+        __m512 acc[8], out[8], r[16]; /* acc: sums of one slice of k; out: of all of k */          \
+        __attribute__((aligned(64))) float words[2][16 * 32]; /* 16 cache lines of B transposed */ \
         TSHI_GEMM_EACH8(TSHI_GEMM_FEW_BEGIN)                                                       \
         if (t->k >= each) tshi_gemm_few_first(t->form, words[0], b, inc);                          \
         for (int64_t p = 0, n = 0, left; p < t->k; p += t->slice) {                                \
@@ -11003,9 +11082,9 @@ TSHI_AVX512 TSHI_OUTLINE void tshi_gemm_few_rest(float *to, tshi_gemm_form form,
             for (; left >= each; left -= each, a += step, n++) {                                   \
                 const float *const now = words[n & 1];                                             \
                 float *const next = words[~n & 1];                                                 \
-                b += (n + 2) * each <= t->k ? 64 : 0; /* no next line: repeats the last one */     \
+                b += (n + 2) * each <= t->k ? 64 : 0; /* b stays at its last cache line */         \
                 ahead += 1024;                                                                     \
-                if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */        \
+                if (ahead >= end) { /* B ends: goes on with t->then or, if it is 0, with b */      \
                     ahead = t->then ? ahead - end + t->then : (uintptr_t)b;                        \
                     end = (uintptr_t)-1;                                                           \
                 }                                                                                  \
@@ -11077,8 +11156,8 @@ TSHI_GEMM_FEW_KERNEL(bf16, TSHI_GEMM_TARGET_BF16,
 #endif
 
 #if TSHI_GEMM_AMX
-/* Makes the compiler finish its stores before the tile instructions after it: gcc's intrinsics do
- * not say that they read memory. */
+/* Makes the compiler finish pending stores before the tile instructions that follow: gcc's
+ * intrinsics for these do not tell it that they read memory. */
 #define TSHI_AMX_STORED() __asm__ volatile("" : : : "memory")
 #if !defined(TSHI_AMX_MODEL)
 #define TSHI_AMX                                                                                   \
@@ -11134,9 +11213,10 @@ TSHI_AMX static void tshi_gemm_tiles_amx(int begin) {
  * this order, so an element of C has the same bits whichever of them computes it, for any rows and
  * columns. */
 
-/* Adds the products of `steps` steps to C, in tiles 0 to 3. row_a, step_a, row_b: bytes from row to
- * row and step to step of A, from row to row of B. high 1: A has 32 rows, not 16; wide 1: B has 32
- * columns; both are constants after inlining. */
+/* Adds the products of `steps` steps (16 pairs of elements along k each) to C, in tiles 0 to 3.
+ * row_a, step_a: bytes from row to row and from step to step of A; row_b: bytes from row to row of
+ * B. high 1: A has 32 rows, not 16; wide 1: B has 32 columns, not 16; both are constants after
+ * inlining. */
 TSHI_AMX TSHI_INLINE void tshi_gemm_steps_of_amx(const char *a, int64_t row_a, int64_t step_a,
                                                  const char *b, int64_t row_b, int64_t steps,
                                                  const int high, const int wide,
@@ -11158,7 +11238,7 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_steps_of_amx(const char *a, int64_t row_a, i
     }
 }
 
-/* tshi_gemm_steps_of_amx for any high and wide. */
+/* Does what tshi_gemm_steps_of_amx does, for high and wide that are no constants. */
 TSHI_AMX static void tshi_gemm_steps_amx(const char *a, int64_t row_a, int64_t step_a,
                                          const char *b, int64_t row_b, int64_t steps, int high,
                                          int wide, tshi_gemm_walk *walk) {
@@ -11190,7 +11270,7 @@ TSHI_AMX TSHI_OUTLINE void tshi_gemm_stage_amx(float *to, const tshi_gemm_word *
     for (int i = 0; i < 16; i++) _mm512_store_ps(to + 16 * i, r[i]);
 }
 
-/* Returns 16 floats from element `at` of a row of D on, converted if it is of bf16. */
+/* Returns 16 elements of a row of D, from element `at` on, as floats. bf16: 1 if D is of bf16. */
 TSHI_AMX TSHI_INLINE __m512 tshi_gemm_get_amx(const char *row, int at, int bf16) {
     if (!bf16) return _mm512_loadu_ps((const float *)(const void *)row + at);
     return _mm512_castsi512_ps(_mm512_slli_epi32(
@@ -11204,9 +11284,9 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_put_bf16(char *to, __m512 x) {
     _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(rounded));
 }
 
-/* Stores a tile of C: alpha times the sums, plus D. sums: shape (rows, width). If nothing is added
- * to the sums, none of them is below 2^-126 in magnitude but 0, and the instruction that rounds
- * two registers to bf16 gives the same bits as tshi_gemm_round. */
+/* Stores a tile of C: alpha times the sums, plus D. sums: shape (rows, width). If alpha is 1 and D
+ * is not added, none of the values is below 2^-126 in magnitude except 0, as AMX makes such sums 0;
+ * so the instruction that rounds two registers to bf16 gives the same bits as tshi_gemm_round. */
 TSHI_AMX TSHI_INLINE void tshi_gemm_tile_out_amx(const tshi_gemm_tile *t, const float *sums,
                                                  int rows, const int width) {
     const __m512 alpha = _mm512_set1_ps(t->alpha), zero = _mm512_setzero_ps();
@@ -11248,11 +11328,12 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_keep_amx(float *sums, int width, int high, i
 #undef TSHI_GEMM_KEEP
 }
 
-/* Implements tshi_gemm_kernel.pairs with AMX. A step that the tile instructions cannot read in
- * place is staged: rows or words are missing, or A's words lie column by column. */
+/* Implements tshi_gemm_kernel.pairs with AMX. Where the tile instructions cannot read a step (16
+ * words along k) in place, because rows or words are missing, or A's words lie column by column,
+ * the step is copied to a buffer first. */
 TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int cols) {
     enum { LANES = 16 };
-    const int high = rows > LANES, wide = cols > LANES; /* of two tiles each, not one */
+    const int high = rows > LANES, wide = cols > LANES; /* 1: two tiles, not one */
     __attribute__((aligned(64))) float c[32 * 32], a[32 * 16], b[16 * 32];
     const int width = wide ? 32 : 16, packed = t->rsa != 1 && t->csa != 1;
     const int64_t steps = packed || (t->csa == 1 && rows % LANES == 0) ? t->k / LANES : 0;
@@ -11286,7 +11367,8 @@ TSHI_AMX static void tshi_gemm_tile_amx(const tshi_gemm_tile *t, int rows, int c
     if (!t->more) tshi_gemm_tile_out_amx(t, c, rows, width);
 }
 
-/* Implements tshi_gemm_kernel.tile for the 32 rows of AMX's tiles: 12 rows at a time. */
+/* Implements tshi_gemm_kernel.tile, for up to 32 rows, the mr of the kernel for AMX: calls the
+ * micro-kernel for AVX-512 for 12 rows at a time. */
 static void tshi_gemm_tile_tall(const tshi_gemm_tile *t, int rows, int cols) {
     tshi_gemm_tile part = *t;
     for (; rows > 0; rows -= 12) {
@@ -11329,8 +11411,8 @@ TSHI_AMX static void tshi_gemm_strip_amx(float *to, int valid, int64_t k, const 
         }
 }
 
-/* Adds the sums of a slice, in c, to 16 columns of few rows of C. c: C transposed, shape (16,
- * width). */
+/* Adds alpha times the sums of a slice of k to `out`, 16 columns of up to 8 rows of C. c: these
+ * sums, transposed, of shape (16, width). */
 TSHI_AMX TSHI_INLINE void tshi_gemm_few_add_amx(float (*out)[16], const float *c, int rows,
                                                 int width, float alpha) {
     for (int i = 0; i < rows; i++) {
@@ -11341,9 +11423,10 @@ TSHI_AMX TSHI_INLINE void tshi_gemm_few_add_amx(float (*out)[16], const float *c
     }
 }
 
-/* Computes 16 columns of C, from column col on, for tshi_gemm_few_amx, which configures the tiles:
- * their A is 16 columns of our B, in place, and their B is our A, packed to `width`. It prefetches
- * as tshi_gemm_few_rows does. */
+/* Computes 16 columns of C, from column col on, for tshi_gemm_few_amx, which configures the tiles.
+ * It computes C^T = B^T A^T: the left operand of the tile instructions is 16 columns of B, read in
+ * place, the right one is A, packed to `width` rows. It prefetches as tshi_gemm_few_rows_avx512
+ * does. */
 TSHI_AMX static void tshi_gemm_few_columns_amx(const tshi_gemm_tile *t, int col, int cols, int rows,
                                                int width) {
     __attribute__((aligned(64))) float out[8][16], c[16 * 8], a_end[16 * 8];
@@ -11352,7 +11435,7 @@ TSHI_AMX static void tshi_gemm_few_columns_amx(const tshi_gemm_tile *t, int col,
     const char *b = (const char *)t->b + col * inc, *a = (const char *)t->a;
     const int64_t more = 8 * inc < TSHI_GEMM_NEAR ? (int64_t)TSHI_GEMM_NEAR
                                                   : tshi_base_min(8 * inc, TSHI_GEMM_AHEAD);
-    uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* B's end */
+    uintptr_t end = (uintptr_t)b + (uintptr_t)((cols + t->after - col) * inc); /* end of B */
     uintptr_t ahead = (uintptr_t)b + (uintptr_t)(16 * inc + more);
     for (int i = 0; i < rows; i++)
         _mm512_store_ps(out[i],
@@ -11363,7 +11446,7 @@ TSHI_AMX static void tshi_gemm_few_columns_amx(const tshi_gemm_tile *t, int col,
         TSHI_AMX_STORED();
         for (; left >= 32; left -= 32, b += 64, a += 64 * width) {
             ahead += 1024;
-            if (ahead >= end) { /* after B: t->then, or, if it is 0, this line again */
+            if (ahead >= end) { /* B ends: goes on with t->then or, if it is 0, with b */
                 ahead = t->then ? ahead - end + t->then : (uintptr_t)b;
                 end = (uintptr_t)-1;
             }
@@ -11401,8 +11484,8 @@ TSHI_AMX static void tshi_gemm_few_amx(const tshi_gemm_tile *t, int rows, int co
     tshi_gemm_tiles_amx(1);
 }
 
-/* Implements tshi_gemm_kernel.stream with AMX. A step reads 32 rows of B, and packs 32 columns of
- * them at a time. */
+/* Implements tshi_gemm_kernel.stream with AMX. Each step along k reads 32 rows of B, of which it
+ * packs 32 columns at a time. */
 TSHI_AMX static void tshi_gemm_stream_amx(const tshi_gemm_tile *t, int rows, int cols) {
     const char *const b = (const char *)t->b;
     const __m512 alpha = _mm512_set1_ps(t->alpha);
@@ -11526,7 +11609,7 @@ typedef struct tshi_product {
 typedef struct tshi_gemm_job {
     const tshi_gemm_kernel *kernel; /* the micro-kernel, which computes the tiles of C */
     tsh_real *pack_a, *pack_b;      /* scratch memory: a packed block of A, a packed panel of B */
-    tsh_real *kept;                 /* scratch memory: see tshi_gemm_parts */
+    tsh_real *kept;                 /* scratch memory: sums that tshi_gemm_parts keeps */
     int64_t m, n, k;                /* C is (m, n), A is (m, k), B is (k, n) */
     tsh_real alpha;                 /* factor of the product A B */
     int add;                        /* 1: D is added; 0: D is not read */
@@ -11534,7 +11617,7 @@ typedef struct tshi_gemm_job {
     tshi_gemm_form form_a, form_b;  /* element forms of A and B after packing */
     /* scratch: sums of a panel of C before the last slice of k; data NULL: they are kept in C */
     tshi_matrix sums;
-    int stream; /* 1: the kernel's `stream` computes all columns that it can */
+    int stream; /* 1: the kernel's `stream` computes C without packing B, except its last columns */
     const tshi_gemm_progress *progress; /* callback of a long product; NULL: none */
     int64_t since;                      /* multiply-adds since the callback was last called */
 } tshi_gemm_job;
@@ -11628,7 +11711,7 @@ static void tshi_gemm_edge(const tshi_gemm_kernel *kernel, tshi_gemm_tile_fn til
         }
     }
     tile(&inner, rows, width);
-    for (int i = 0; i < rows; i++) /* stores the columns that exist */
+    for (int i = 0; i < rows; i++) /* copies the columns that exist to C */
         tshi_gemm_store(kernel, c, i, 0, buffer + i * width, cols);
 }
 
@@ -11652,9 +11735,9 @@ TSHI_COLD static tshi_gemm_walk tshi_gemm_next(const tshi_gemm_job *job, int64_t
     return w;
 }
 
-/* Returns how many columns the kernel's `stream` computes at a time, a multiple of nr: as many as
- * the memory of packed B has space for, where their sums are kept. Returns 0 if the product cannot
- * be streamed. */
+/* Returns how many columns the kernel's `stream`, which does not pack B, computes at a time, a
+ * multiple of nr: as many as the memory for packed B has space for, where their sums are kept.
+ * Returns 0 if `stream` cannot compute the product. */
 static int64_t tshi_gemm_streams(const tshi_gemm_job *job) {
     const tshi_gemm_kernel *kernel = job->kernel;
     const int takes_b = job->form_b == TSHI_GEMM_REALS ||
@@ -11709,11 +11792,11 @@ static void tshi_gemm_sliver(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, i
 }
 
 /* Does what tshi_gemm_sliver does for tiles of AMX whose nr columns of B would fill an L1 cache: in
- * parts of k, each for all rows, between which sums are kept in job->kept. They are added to in the
- * same order as in one part. */
+ * parts of k, each for all rows. Between the parts, sums are kept in job->kept; the order of
+ * additions is the same as in one part. */
 TSHI_COLD static void tshi_gemm_parts(const tshi_gemm_job *job, tshi_gemm_tile_fn tile, int mr,
                             tshi_gemm_tile *t, int64_t next, int64_t j, int cols, int width) {
-    enum { MOST = 256 }; /* max words of a part */
+    enum { MOST = 256 }; /* max length of a part of k, in words */
     const tshi_gemm_tile all = *t;
     const int64_t part = tshi_gemm_even(all.k, MOST, 16);
     for (t->k = part; all.k - (t->a - all.a) / all.csa > part; t->a += part * all.csa) {
@@ -11745,8 +11828,8 @@ static void tshi_gemm_count(tshi_gemm_job *job, int64_t products) {
     job->since = 0;
 }
 
-/* Returns the cache lines to prefetch: those of the packed columns of B from j on, nr or the last
- * ones; none if j >= n. words: words of a packed column. */
+/* Returns the cache lines to prefetch: those of nr packed columns of B from column j on; none if
+ * j >= n. words: words of a packed column. */
 TSHI_COLD static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, int64_t j,
                                                      int64_t words) {
     const char *const b = (const char *)(job->pack_b + (j < job->n ? j * words : 0));
@@ -11756,8 +11839,8 @@ TSHI_COLD static tshi_gemm_walk tshi_gemm_next_packed(const tshi_gemm_job *job, 
 }
 
 /* Returns 1 if the tiles of AMX can read this job's A in place: rows of pairs of bf16 that fill
- * whole cache lines. (If the distance of rows is a multiple of 4 KiB, they share a set of the
- * cache.) */
+ * whole cache lines. (Not if rows are a multiple of 4 KiB apart: all of them would compete for one
+ * set of the L1 cache.) */
 static int tshi_gemm_in_place(const tshi_gemm_job *job) {
     return job->kernel->strip && !job->stream && job->form_a == TSHI_GEMM_PAIRS &&
            job->a.column == 1 && job->k % 32 == 0 && job->a.row % 32 == 0 &&
@@ -11925,7 +12008,7 @@ TSHI_COLD static void tshi_gemm_blocks(const tshi_gemm_job *all) {
             const tshi_matrix from = p > 0 ? sums : tshi_gemm_from(all->d, 0, j);
             part.k = tshi_base_min(kc, all->k - p);
             part.b = tshi_gemm_from(all->b, p, j);
-            part.add = all->add || p > 0; /* later slices add to the sums */
+            part.add = all->add || p > 0; /* slices after the first add to its sums */
             for (int64_t i = 0; i < all->m; i += mc) {
                 part.m = tshi_base_min(mc, all->m - i);
                 part.a = tshi_gemm_from(all->a, i, p);
@@ -11946,15 +12029,16 @@ static int tshi_gemm_transposes(int64_t m, int64_t n, int64_t rsc, int64_t csc, 
     return csc != 1 && rsc == 1; /* C's columns are contiguous, its rows are not */
 }
 
-/* Returns the number of tsh_real that tshi_gemm_parts needs. */
+/* Returns the size of tshi_gemm_job.kept, the sums of tshi_gemm_parts, in tsh_real. */
 static int64_t tshi_gemm_kept_size(const tshi_gemm_kernel *kernel, int64_t m) {
     return kernel->strip ? tshi_base_min(kernel->mc, m + kernel->mr) * kernel->nr : 0;
 }
 
-/* Returns the number of tsh_real that packed A needs, as a block or for the kernel's `few`, and
- * tshi_gemm_parts after it, rounded up to a multiple of 16, which is 64 bytes or more. */
+/* Returns the size, in tsh_real, of the scratch for packed A (a block, or all of A for the kernel's
+ * `few`) and for tshi_gemm_job.kept after it, rounded up to a multiple of 16, which is 64 bytes or
+ * more. */
 static int64_t tshi_gemm_block_size(const tshi_gemm_kernel *kernel, int64_t m, int64_t k) {
-    /* a row of A takes 16 words, or more */
+    /* at least 16 words for a packed row of A, to which the kernel's `strip` pads it */
     const int64_t block = tshi_base_min(kernel->mc, m + kernel->mr) *
                           tshi_base_min(tshi_gemm_slice_words(kernel, 1), k < 16 ? 16 : k);
     const int64_t few = kernel->few && m <= TSHI_GEMM_FEW_ROWS ? tshi_gemm_few_width(m) * k : 0;
@@ -12025,7 +12109,8 @@ TSHI_COLD static void tshi_gemm_run(const tshi_gemm_kernel *kernel, void *scratc
     const int pairs = tshi_gemm_pairs(kernel, x.a, x.b);
     tshi_gemm_job job;
     if (x.m <= 0 || x.n <= 0) return;
-    /* This is rare, so scaling D may take a pass of its own. */
+    /* Scaling D takes a pass of its own: these cases (beta is not 0 or 1, or A B is not added) are
+     * rare. */
     if (done || (x.beta != 0 && x.beta != 1)) {
         tshi_gemm_scale(x.m, x.n, x.beta, x.d, x.c);
         x.beta = 1;
@@ -12110,7 +12195,7 @@ enum {
 typedef struct tshi_quant_tile {
     /* w[i][c][j]: element 4 i + j of row c, plus 128 (TSH_Q8_0) or 8 (TSH_Q4_0) */
     unsigned char w[8][16][4];
-    float scale[16], min[16]; /* scale and minimum of each row; min: TSH_Q4_1 only */
+    float scale[16], min[16]; /* scale and minimum of each row's block; min: TSH_Q4_1 only */
 } tshi_quant_tile;
 
 /* A block of 32 elements of a row of X, quantised. */
@@ -12131,7 +12216,7 @@ typedef struct tshi_quant_source {
 
 /* Quantises a block of 32 elements of a row of X; offset: what tiles of W add to each weight. */
 typedef void (*tshi_quant_input_fn)(const tsh_real *x, int32_t offset, tshi_quant_input *to);
-/* Moves from->count blocks of each of 16 rows of W to from->count tiles. */
+/* Unpacks from->count blocks of each of 16 rows of W into tiles, one for each block. */
 typedef void (*tshi_quant_move_fn)(tshi_quant_tile *to, const tshi_quant_source *from);
 /* Adds products with from->count blocks of 16 rows of W to the sums of 16 columns of Y, for 1 to 8
  * rows of X. w: the blocks as tiles; NULL: reads from->w instead (not all kernels can). x[8 b + r]:
@@ -12346,7 +12431,7 @@ TSHI_AVX2 TSHI_UNROLLED void tshi_quant_one_avx2(const tshi_quant_source *from, 
     for (int c = 0; c < TSHI_QUANT_COLUMNS; c += 8) {
         const unsigned char *w = from->w + c * row;
         const tshi_quant_input *y = x;
-        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* the next 8 rows, to prefetch */
+        uintptr_t ahead = (uintptr_t)w + (uintptr_t)(8 * row); /* to prefetch: W's next 8 rows */
         __m256 sum = _mm256_loadu_ps(sums + c);
         for (int b = 0; b < from->count; b++, w += size, y += TSHI_QUANT_FEW) {
             __m256i n = _mm256_setzero_si256(), z[4];
@@ -12469,10 +12554,11 @@ TSHI_QUANT_VNNI TSHI_INLINE __m512 tshi_quant_scales(const unsigned char *w, int
 
 /* Moving one block of each of 16 rows of W to a tile has 8 parts; this function does part p, from 0
  * to 7. Between the parts, the caller adds products to sums: a processor does both at a time. z:
- * values that the parts share. bits: bits per weight. If it is 8, a register is loaded with the
- * blocks of rows r and r + 4 (32 bytes each); transposing rows 0 to 7 makes it hold dwords i and i
- * + 4 of rows 0 to 3, then of rows 4 to 7. If it is 4, a register is loaded with the blocks of rows
- * i, 4 + i, 8 + i and 12 + i (16 bytes each). */
+ * registers that the parts share. bits: bits per weight. If it is 8, z[i], i < 4, is loaded with
+ * the blocks of rows i and i + 4 (32 bytes each); transposing z[0] to z[3], rows 0 to 7, leaves in
+ * z[i] the dwords i and i + 4 of rows 0 to 3, then of rows 4 to 7. z[4] to z[7] do the same for
+ * rows 8 to 15. If bits is 4, z[i] is loaded with the blocks of rows i, 4 + i, 8 + i and 12 + i (16
+ * bytes each). */
 TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_part(const int bits, const int p, const int has_min,
                                                    __m512i *z, tshi_quant_tile *to,
                                                    const unsigned char *w, int64_t row) {
@@ -12533,8 +12619,8 @@ TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_tiles(tshi_quant_tile *to,
 }
 
 #if TSHI_GEMM_FLOAT
-/* Implements tshi_quant_kernel.input, with the bits of tshi_quant_block: numbers are rounded to
- * nearest, ties to even, and from NaN q is 0. */
+/* Implements tshi_quant_kernel.input, to the same bits as tshi_quant_block: numbers are rounded to
+ * nearest, ties to even, and q is 0 for NaN. */
 TSHI_QUANT_VNNI static void tshi_quant_block_vnni(const float *x, int32_t offset,
                                                   tshi_quant_input *to) {
     const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
@@ -12625,7 +12711,7 @@ TSHI_QUANT_VNNI TSHI_UNROLLED void tshi_quant_rows_vnni(const tshi_quant_tile *t
         __m512i n[8];
         for (int i = 0; bits && i < TSHI_QUANT_COLUMNS * size; i += 64)
             TSHI_PREFETCH_L2((const void *)(ahead + (uintptr_t)i));
-        w += b + 1 < from->count ? size : 0; /* after the last block: moves it once more */
+        w += b + 1 < from->count ? size : 0; /* after the last block: moves it again */
         TSHI_QUANT_EACH(TSHI_QUANT_BEGIN)
         TSHI_QUANT_STEP(0) TSHI_QUANT_STEP(1) TSHI_QUANT_STEP(2) TSHI_QUANT_STEP(3)
         TSHI_QUANT_STEP(4) TSHI_QUANT_STEP(5) TSHI_QUANT_STEP(6) TSHI_QUANT_STEP(7)
@@ -12708,7 +12794,7 @@ TSHI_INLINE float32x4_t tshi_quant_scales_neon(const unsigned char *const w[4], 
     return vcvt_f32_f16(vreinterpret_f16_u16(h));
 }
 
-/* Sets w[c] to the address of row `first` + c of W, where the last row is repeated. */
+/* Sets w[c] to the address of row `first` + c of W, or of the last row where W has no such row. */
 TSHI_INLINE void tshi_quant_rows_neon(const tshi_quant_source *from, int first,
                                       const unsigned char *w[4]) {
     for (int c = 0; c < 4; c++) {
@@ -12717,7 +12803,7 @@ TSHI_INLINE void tshi_quant_rows_neon(const tshi_quant_source *from, int first,
     }
 }
 
-/* Loads the 32 weights that begin at `at` as bytes: elements 0 to 15 and 16 to 31. */
+/* Loads the 32 weights that begin at `at` as bytes: 0 to 15 to *low, 16 to 31 to *high. */
 TSHI_INLINE void tshi_quant_load_neon(const int bits, const unsigned char *at, int8x16_t *low,
                                       int8x16_t *high) {
     const uint8x16_t x = vld1q_u8(at);
@@ -12805,7 +12891,7 @@ TSHI_DOT TSHI_INLINE void tshi_quant_direct_neon(const tshi_quant_source *from, 
 #define TSHI_QUANT_SUMS(r)                                                                         \
     s[r] = width > r && rows > r ? vld1q_f32(sums + r * stride + c) : vdupq_n_f32(0);
 #define TSHI_QUANT_LOAD(i) tshi_quant_load_neon(bits, w[i] + head, &low[i], &high[i]);
-#define TSHI_QUANT_DOT2(i) /* the products of row c + i of W */                                    \
+#define TSHI_QUANT_DOT2(i) /* the products of a block of row c + i of W and of a row of X */       \
     vdotq_s32(vdotq_s32(vdupq_n_s32(0), low[i], x0), high[i], x1)
 #define TSHI_QUANT_ROW(r)                                                                          \
     if (width > r) {                                                                               \
@@ -12883,7 +12969,7 @@ TSHI_DOT TSHI_INLINE void tshi_quant_tile_dot(const tshi_quant_tile *w, int size
     n[r][1] = vdotq_laneq_s32(n[r][1], w1, q[r], i);                                               \
     n[r][2] = vdotq_laneq_s32(n[r][2], w2, q[r], i);                                               \
     n[r][3] = vdotq_laneq_s32(n[r][3], w3, q[r], i);
-#define TSHI_QUANT_STEP(i) /* elements 16 h + 4 i to 16 h + 4 i + 3 */                             \
+#define TSHI_QUANT_STEP(i) /* adds the products of elements 16 h + 4 i to 16 h + 4 i + 3 */        \
     {                                                                                              \
         const signed char *at = (const signed char *)w->w[4 * h + i];                              \
         const int8x16_t w0 = vld1q_s8(at), w1 = vld1q_s8(at + 16);                                 \
@@ -12937,11 +13023,11 @@ TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
     /* n[p][c]: sums of rows 2 p and 2 p + 1 of X and columns 2 c and 2 c + 1 of Y */
     int32x4_t n[2][8];
 #define TSHI_QUANT_EACH8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define TSHI_QUANT_FIRST(p) /* what the sums of rows 2 p and 2 p + 1 begin with */                 \
+#define TSHI_QUANT_FIRST(p) /* initial value of the sums of rows 2 p and 2 p + 1 of X */           \
     vcombine_s32(vdup_n_s32(signs ? 0 : x[2 * (p)].offset),                                        \
                  vdup_n_s32(signs ? 0 : x[2 * (p) + 1].offset))
 #define TSHI_QUANT_BEGIN2(c) n[0][c] = first, n[1][c] = second;
-#define TSHI_QUANT_X2(p)     /* elements 8 g to 8 g + 7 of rows 2 p and 2 p + 1 */                 \
+#define TSHI_QUANT_X2(p)     /* elements 8 g to 8 g + 7 of rows 2 p and 2 p + 1 of X */            \
     vcombine_s8(vld1_s8(x[2 * (p)].q + 8 * g), vld1_s8(x[2 * (p) + 1].q + 8 * g))
 #define TSHI_QUANT_ADD2(c)                                                                         \
     {                                                                                              \
@@ -12950,7 +13036,7 @@ TSHI_MM TSHI_INLINE void tshi_quant_tile_mm(const tshi_quant_tile *w, int size,
         n[1][c] = vmmlaq_s32(n[1][c], x1, w2);                                                     \
     }
 #define TSHI_QUANT_64(x)      vreinterpretq_s64_s32(x)
-#define TSHI_QUANT_PART(r, v) /* sums of row r and columns 4 v to 4 v + 3 */                       \
+#define TSHI_QUANT_PART(r, v) /* sums of row r of X and columns 4 v to 4 v + 3 of Y */             \
     vreinterpretq_s32_s64((r) % 2 ? vzip2q_s64(TSHI_QUANT_64(n[(r) / 2][2 * (v)]),                 \
                                                TSHI_QUANT_64(n[(r) / 2][2 * (v) + 1]))             \
                                   : vzip1q_s64(TSHI_QUANT_64(n[(r) / 2][2 * (v)]),                 \
@@ -13006,7 +13092,8 @@ TSHI_QUANT_DOT(mm, TSHI_MM)
 /* ========================================================================== */
 
 #if TSHI_GEMM_AMX
-/* Implements tshi_quant_kernel.tiles: 8 rows of X, 32 weights of each of 16 rows of W. */
+/* Implements tshi_quant_kernel.tiles: configures AMX's tile registers for products of 8 rows of X
+ * and 16 rows of W, 32 elements of each, or releases the registers. */
 TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
     if (begin)
         tshi_gemm_amx_configure(TSHI_QUANT_FEW, 8, 64);
@@ -13018,15 +13105,15 @@ TSHI_AMX static void tshi_quant_tiles_amx(int begin) {
  * are, without what other kernels' tiles add to them. */
 TSHI_AMX static void tshi_quant_move_amx(tshi_quant_tile *to, const tshi_quant_source *from) {
     const int added = from->size == TSHI_QUANT_Q8 ? -128 : from->size == TSHI_QUANT_Q4 ? 8 : 0;
-    const __m512i offset = _mm512_set1_epi8((char)added); /* of signed bytes 128 is -128, too */
+    const __m512i offset = _mm512_set1_epi8((char)added); /* as a signed byte, 128 is -128 */
     tshi_quant_move_vnni(to, from);
     for (int b = 0; b < from->count; b++)
         for (int i = 0; i < 8; i++)
             _mm512_store_si512(to[b].w[i], _mm512_sub_epi8(_mm512_load_si512(to[b].w[i]), offset));
 }
 
-/* Multiplies block b, if there is one, with 8 rows of X to n[b], shape (8, 16). sum, left, right:
- * the tile registers to use. */
+/* Multiplies block b of 8 rows of X with tile[b], if there is such a block, and stores the sums in
+ * n[b], of shape (8, 16). sum, left, right: numbers of the tile registers to use. */
 #define TSHI_QUANT_BLOCK(b, sum, left, right)                                                      \
     if ((b) < count) {                                                                             \
         TSHI_AMX_ZERO(sum);                                                                        \
@@ -13036,13 +13123,13 @@ TSHI_AMX static void tshi_quant_move_amx(tshi_quant_tile *to, const tshi_quant_s
         TSHI_AMX_STORE(sum, n[b], 64);                                                             \
     }
 
-/* Implements tshi_quant_kernel.dot. Sums of integers are exact, so it may leave few rows, which
- * read W without tiles, to VNNI. */
+/* Implements tshi_quant_kernel.dot. If X has few rows and there are no tiles (tile is NULL), VNNI
+ * computes the products from W itself, to the same bits, since sums of integers are exact. */
 TSHI_AMX static void tshi_quant_dot_amx(const tshi_quant_tile *tile, const tshi_quant_source *from,
                                         const tshi_quant_input *x, float *sums, int64_t stride,
                                         int rows) {
     const int has_min = from->size == TSHI_QUANT_Q4_1, count = from->count;
-    __attribute__((aligned(64))) int32_t n[TSHI_QUANT_STRIP][8 * 16]; /* sums of each block */
+    __attribute__((aligned(64))) int32_t n[TSHI_QUANT_STRIP][8 * 16]; /* integer sums per block */
     if (!tile) {
         tshi_quant_dot_vnni(tile, from, x, sums, stride, rows);
         return;
@@ -13176,7 +13263,7 @@ static void tshi_quant_columns(const tshi_quant_job *job, tshi_quant_tile *tile,
     }
 }
 
-/* Adds a bias to n elements of a row of Y. y, bias: from the first of these elements on. */
+/* Adds a bias to n elements of a row of Y; y and bias begin at the first of them. */
 static void tshi_quant_bias(tsh_real *TSHI_RESTRICT y, int64_t n, tshi_matrix bias) {
     const tsh_real *b = (const tsh_real *)bias.data;
     int64_t c = 0;
@@ -13223,7 +13310,7 @@ TSHI_COLD static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi
         tshi_base_ceil(outs, TSHI_QUANT_COLUMNS * TSHI_QUANT_WIDE));
     const int64_t eights = tshi_base_ceil(rows, TSHI_QUANT_FEW);
     const size_t each = sizeof(tshi_quant_input) * TSHI_QUANT_FEW;
-    /* bytes of X when it is quantised, up to the end of a cache line */
+    /* inputs: bytes of the quantised X, rounded up to whole cache lines of 64 bytes */
     const size_t inputs = ((size_t)(eights * blocks) * each + 63) / 64 * 64;
     const int wide = rows > TSHI_QUANT_FEW ? TSHI_QUANT_WIDE : 1;
     const size_t tiles = (size_t)(TSHI_QUANT_STRIP * wide) * sizeof(tshi_quant_tile);
@@ -13265,12 +13352,12 @@ TSHI_COLD static void tshi_quant_product(const tsh_tensor *w, int64_t rows, tshi
 
 /* An instruction set: one row of the table tshi_isas. */
 typedef struct tshi_isa {
-    const char *name; /* value of TSHARD_ISA; where Linux has a name for the set, that one */
+    const char *name; /* value of TSHARD_ISA that selects it: Linux's name for the set, if any */
     /* Returns 1 if the processor has the instructions and the system lets programs use them; NULL:
      * every processor has them. */
     int (*runs)(void);
-    /* (optional) Returns why the next row is faster on this processor, as a sentence without its
-     * end for tsh_cpu_text; NULL: it is not. A row that is slower is used only if TSHARD_ISA names
+    /* (optional) Returns why this row is slower than the next one on this processor, as text for
+     * tsh_cpu_text, or NULL if it is not slower. A slower row is used only if TSHARD_ISA names
      * it. */
     const char *(*slower)(void);
     int kernels;                    /* index of its elementwise kernels: TSHI_ISA_... */
@@ -13359,9 +13446,9 @@ static TSHI_COLD int tshi_isa_runs_bf16(void) {
  * VDPBF16PS every 2 cycles, as it is 4 micro-ops (LLVM, X86SchedSapphireRapids.td: VDPBF16PSZ), and
  * 2 FMA per cycle: that is half as many products per cycle. A loop of 12 independent ones on
  * Sapphire Rapids measures the same: 3.8 times as long as FMA. With FMA, products of 64 rows or
- * more are 1.5 times as fast, of 2 to 8 rows 1.3 to 1.6 times, and of one row as fast. They are
- * known by the feature, since virtual machines change the number of the model. Cooper Lake, which
- * has AVX512_BF16 too, does not have it.
+ * more are 1.5 times as fast, of 2 to 8 rows 1.3 to 1.6 times, and of one row as fast. These
+ * processors are recognised by AVX512_FP16, since virtual machines change the model number. Cooper
+ * Lake, which has AVX512_BF16 too, does not have AVX512_FP16.
  *
  * AMD's processors (Zen 4 and 5) start as many VDPBF16PS per cycle as FMA (uops.info). */
 static TSHI_COLD const char *tshi_isa_slower_bf16(void) {
@@ -13429,7 +13516,7 @@ static const tshi_isa tshi_isas[] = {
 #if TSHI_NEON
     {"neon", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_neon, &tshi_quant_kernel_c},
 #endif
-#if TSHI_VECTORS /* vectors of 16 bytes, by GNU C; then the reference, with plain loops */
+#if TSHI_VECTORS /* "portable" has GNU C's 16-byte vectors; "c", the reference, has plain loops */
     {"portable", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_v128, &tshi_quant_kernel_c},
     {"c", NULL, NULL, TSHI_ISA_PORTABLE, &tshi_gemm_kernel_c, &tshi_quant_kernel_c},
 #else
@@ -13438,12 +13525,12 @@ static const tshi_isa tshi_isas[] = {
 };
 enum { TSHI_ISA_ROWS = (int)(sizeof tshi_isas / sizeof tshi_isas[0]) };
 
-/* Returns 1 if this processor has the instruction set of a row. */
+/* Returns 1 if this processor has the instruction set of a row of tshi_isas. */
 static TSHI_COLD int tshi_isa_runs(const tshi_isa *row) {
     return !row->runs || row->runs();
 }
 
-/* Returns the best row for this processor. */
+/* Returns the row of tshi_isas that is the fastest on this processor. */
 static TSHI_COLD const tshi_isa *tshi_isa_pick(void) {
     const tshi_isa *row = tshi_isas;
     while (!tshi_isa_runs(row) || (row->slower && row->slower())) row++;
@@ -13452,7 +13539,7 @@ static TSHI_COLD const tshi_isa *tshi_isa_pick(void) {
 
 /* -- the choice for a ctx ------------------------------------------------------ */
 
-/* Makes ctx compute with the instruction set of a row. */
+/* Makes ctx compute with the instruction set of a row of tshi_isas. */
 static TSHI_COLD void tshi_isa_use(tsh_ctx *ctx, const tshi_isa *row) {
     ctx->isa = row->kernels;
     ctx->gemm_kernel = row->gemm;
@@ -13468,7 +13555,8 @@ static TSHI_COLD void tshi_isa_describe(tsh_ctx *ctx, const tshi_isa *row, int f
         if (tshi_isa_runs(other)) tsh_text_add(ctx->cpu, sizeof ctx->cpu, "; %s", other->slower());
 }
 
-/* Returns the row that TSHARD_ISA names, if this processor has it; NULL and an error if not. */
+/* Returns the row of tshi_isas that has this name, the value of TSHARD_ISA. If there is none, or
+ * this processor does not have it, records an error and returns NULL. */
 static TSHI_COLD const tshi_isa *tshi_isa_named(tsh_ctx *ctx, const char *name) {
     char list[TSH_MESSAGE_SIZE / 4] = "";
     tsh_error error;
@@ -13528,12 +13616,14 @@ static const char *const tshi_coll_callers[TSHI_CALLERS] = {
  * group of tp, dp or pp, else 0. */
 enum { TSHI_COLL_AXIS = 56 };
 
-/* Returns 1 for kinds between two ranks; these are numbered per pair of ranks, not per group. */
+/* Returns 1 for collectives between two ranks (send, receive); they are numbered per pair of ranks,
+ * not per group. */
 static int tshi_coll_pairwise(tsh_coll_kind kind) {
     return kind == TSH_SEND || kind == TSH_RECV || kind == TSH_SENDRECV;
 }
 
-/* Returns 1 for kinds that have one count per rank, repeated for each of `blocks` blocks. */
+/* Returns 1 for collectives with an array of counts, one per rank, which is repeated for each of
+ * tsh_coll.blocks blocks. */
 static int tshi_coll_rows(tsh_coll_kind kind) {
     return kind == TSH_ALLGATHER || kind == TSH_REDUCE_SCATTER || kind == TSH_ALLTOALL;
 }
@@ -13544,7 +13634,7 @@ static int64_t tshi_coll_chunk(int64_t n, int size, int k) {
     return chunk == 0 || k > n / chunk ? n : chunk * k;
 }
 
-/* Returns 1 for kinds that combine the ranks' values by coll->redop. */
+/* Returns 1 for collectives that combine the ranks' values by tsh_coll.redop. */
 static int tshi_coll_reduces(tsh_coll_kind kind) {
     return kind == TSH_ALLREDUCE || kind == TSH_REDUCE_SCATTER;
 }
@@ -13571,8 +13661,8 @@ static uint64_t tshi_coll_mix(uint64_t hash, uint64_t value) {
 
 enum { TSHI_COMM_IN_FLIGHT = 64 }; /* limit of requests in flight: rule 1 of >>comm-api */
 
-/* The number of elements that a collective reads from this rank's send buffer and writes to its
- * recv buffer. -1: a count, or the rank to send to or receive from, is not valid. */
+/* The numbers of elements that a collective reads from this rank's send buffer and writes to its
+ * recv buffer. -1: a count, or the root or the rank to send to or receive from, is not valid. */
 typedef struct tshi_comm_size {
     int64_t send, recv; /* numbers of elements */
 } tshi_comm_size;
@@ -13638,13 +13728,13 @@ static int tshi_comm_usable(const tsh_comm *comm) {
 
 /* Returns 1 if dtype, counts, reduction, buffers and time limit of a collective are valid. */
 static int tshi_comm_valid(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
-    /* 1: needs no recv */
+    /* lends 1: an all-gather whose recv may be NULL, as the backend lends its own buffer */
     const int lends = coll->kind == TSH_ALLGATHER && comm->ops && comm->ops->lend;
     if (!tshi_dtype_exists(coll->dtype) || tshi_dtype_in_blocks(coll->dtype)) return 0;
     if (size.send < 0 || size.recv < 0) return 0;
     if (tshi_coll_reduces(coll->kind) &&
         ((unsigned)coll->redop > TSH_AVG ||
-         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG: floats only */
+         (coll->redop == TSH_AVG && !tshi_dtypes[coll->dtype].floating))) /* AVG needs floats */
         return 0;
     return (!size.send || coll->send) && (!size.recv || lends || coll->recv) &&
            coll->timeout_ns >= 0;
@@ -13656,16 +13746,16 @@ static uint64_t tshi_comm_share(uint64_t n, int size) {
     return n / p * (p - 1) + n % p * (p - 1) / p;
 }
 
-/* Returns the bytes that this rank sends if the ranks of the group form a ring. */
+/* Returns the bytes that this rank sends in a collective if the ranks of the group form a ring. */
 static uint64_t tshi_comm_bytes(const tsh_comm *comm, const tsh_coll *coll, tshi_comm_size size) {
     uint64_t width = tsh_dtype_size(coll->dtype);
     uint64_t send = (uint64_t)size.send * width, recv = (uint64_t)size.recv * width;
     switch (coll->kind) {
-    /* sends as much as a reduce-scatter and an all-gather together */
+    /* an all-reduce sends as much as a reduce-scatter and an all-gather together */
     case TSH_ALLREDUCE: return tshi_comm_share(2 * send, comm->size);
     case TSH_ALLGATHER: return tshi_comm_share(recv, comm->size);
     case TSH_REDUCE_SCATTER: return tshi_comm_share(send, comm->size);
-    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes the buffer on */
+    case TSH_BROADCAST: return comm->size > 1 ? recv : 0; /* each rank passes all of it on */
     case TSH_ALLTOALL:
         return send - (uint64_t)(coll->send_counts[comm->rank] * coll->blocks) * width;
     default: return comm->size > 1 ? send : 0; /* sends its whole buffer */
@@ -13694,7 +13784,8 @@ static tsh_result tshi_comm_compare(tsh_comm *comm) {
     return ctx->compare(comm, ctx);
 }
 
-/* Until the next call: errors of collectives of ctx say that this function runs them. */
+/* Sets the public function that error messages name as the caller of ctx's collectives, until the
+ * next call of this function. */
 static void tshi_comm_set_caller(tsh_ctx *ctx, tshi_coll_caller caller) {
     ctx->world.caller = ctx->tp.caller = ctx->dp.caller = ctx->pp.caller = (int)caller;
 }
@@ -13784,7 +13875,7 @@ TSH_API tsh_result tsh_sendrecv(tsh_comm *comm, const void *send, int64_t send_c
                                 void *recv, int64_t recv_count, int from, tsh_dtype dtype) {
     tsh_coll coll = tshi_comm_coll(TSH_SENDRECV, send, recv, 0, dtype);
     coll.send_counts = &send_count;
-    coll.recv_counts = &recv_count; /* one count: no array needed */
+    coll.recv_counts = &recv_count; /* arrays of one count */
     coll.send_to = to;
     coll.recv_from = from;
     return tshi_comm_run(comm, &coll);
@@ -13823,14 +13914,14 @@ TSH_API tsh_result tsh_start(tsh_comm *comm, tsh_coll *coll, tsh_req *req) {
     /* 1: a collective between two ranks; the backend numbers these */
     pairwise = tshi_coll_pairwise(coll->kind);
     coll->seq = pairwise ? 0 : comm->next_seq; /* number of the collective in its group */
-    if (!pairwise) coll->tag = comm->caller ? comm->caller : -1; /* for tshb_coll_text */
+    if (!pairwise) coll->tag = comm->caller ? comm->caller : -1; /* errors name the caller */
     begin = tshi_trace_now(comm->trace);
     result = comm->ops ? comm->ops->start(comm, coll, req) : tshi_comm_alone(coll, size);
     if (result != TSH_OK) return result;
     if (!pairwise) comm->next_seq++;
     if (*req) comm->in_flight++; /* *req 0: the collective is complete already */
     bytes = tshi_comm_bytes(comm, coll, size);
-    comm->stats.calls[coll->kind]++; /* counts for tsh_comm_stats */
+    comm->stats.calls[coll->kind]++; /* counted for tsh_comm_stats */
     comm->stats.bytes[coll->kind] += bytes;
     if (comm->trace) tshi_trace_sent(comm, tshi_coll_kinds[coll->kind], begin, bytes, *req);
     return TSH_OK;
@@ -13856,9 +13947,9 @@ TSH_API tsh_result tsh_wait(tsh_comm *comm, tsh_req req) {
     return result;
 }
 
-/* Waits until a collective of this rank has filled its recv; what it sends must not change until
- * the request is waited for. Sets *req to 0 if the backend does not tell these apart: then the
- * request has been waited for. */
+/* Waits until a collective has filled this rank's recv buffer. The send buffer must not change
+ * until tsh_wait has returned for *req. If the backend cannot wait for recv alone, calls tsh_wait
+ * and sets *req to 0. */
 static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
     const tsh_req started = *req;
     const int64_t begin = tshi_trace_now(comm->trace);
@@ -13872,8 +13963,9 @@ static tsh_result tshi_comm_receive(tsh_comm *comm, tsh_req *req) {
     return result;
 }
 
-/* Waits until the values of an all-gather without recv are complete, and outputs the address where
- * this rank may read them until it waits for the request. */
+/* Waits until the result of an all-gather whose recv is NULL is complete, and sets *values to the
+ * backend's buffer that has it, which this rank may read until it calls tsh_wait for the
+ * request. */
 static tsh_result tshi_comm_lend(tsh_comm *comm, tsh_req req, const void **values) {
     const int64_t begin = tshi_trace_now(comm->trace);
     const tsh_result result = req ? comm->ops->lend(comm, req, values) : TSH_OK;
@@ -13929,16 +14021,16 @@ TSH_API tsh_result tsh_comm_error(tsh_comm *comm, tsh_error *error) {
 TSH_API void tsh_comm_abort(tsh_comm *comm, tsh_result code, const char *message) {
     tsh_error why;
     if (!comm || !comm->ops) return;
-    /* replaces a code that is not one of an error */
+    /* if code is no error code, TSH_ERR_ABORTED replaces it */
     if (code <= TSH_OK || code >= TSH_RESULT_COUNT) code = TSH_ERR_ABORTED;
     memset(&why, 0, sizeof why); /* clears padding, too: a backend may send the struct */
-    /* rank -1: the backend fills in its own rank */
+    /* rank -1: the backend replaces it by this rank's number */
     (void)tsh_error_set(&why, code, -1, "%s", message ? message : "");
     comm->ops->abort(comm, &why);
 }
 
 TSH_API void tsh_comm_close(tsh_comm *comm) {
-    if (!comm || comm == &tshi_comm_none) return; /* is const: cannot be written */
+    if (!comm || comm == &tshi_comm_none) return; /* tshi_comm_none is const */
     if (comm->ops) comm->ops->close(comm);        /* the backend ends the group */
     memset(comm, 0, sizeof *comm);                /* size 0: closed, see tshi_comm_usable */
 }
@@ -13953,9 +14045,9 @@ TSH_API void tsh_comm_close(tsh_comm *comm) {
 /* Works as torch's DistributedDataParallel does. tshi_bucket_begin empties the list of buckets.
  * tshi_bucket_add takes each leaf whose gradient is complete, and starts the collective of a bucket
  * as soon as the bucket is full, while backward goes on. tshi_bucket_end starts those that are
- * left, waits for all, and copies the results back to the leaves. The optimiser's .zero all-gathers
- * parameters in the same way. Invariant: all ranks add the same leaves in the same order, so that
- * their collectives match. */
+ * left, waits for all, and copies the results back to the leaves. An optimiser with .zero sends its
+ * parameters in the same way, by all-gathers. Invariant: all ranks add the same leaves in the same
+ * order, so that their collectives match. */
 
 enum { TSHI_BUCKET_BYTES = 1 << 20 }; /* default of tsh_desc.bucket_bytes: 1 MiB */
 
@@ -13977,7 +14069,7 @@ struct tshi_bucket {
     tshi_bucket *next;  /* the bucket that was filled after this one */
     /* gradients: TSH_ALLREDUCE or TSH_REDUCE_SCATTER; parameters: TSH_ALLGATHER */
     tsh_coll_kind kind;
-    /* first: list of the leaves; last: where to link the next one */
+    /* first: list of the leaves; last: the pointer (first or a `next`) that the next entry sets */
     tshi_bucket_entry *first, **last;
     int64_t count, width;             /* count: elements of all leaves; width: elements of a row */
     /* counts[k]: elements of row k, for tsh_coll.recv_counts; all-reduce: NULL */
@@ -14017,9 +14109,10 @@ static tsh_real *tshi_bucket_row(const tshi_bucket *b, int k) {
            (tshi_bucket_only(b) ? tshi_bucket_chunk(b->first->leaf, k) : b->width * k);
 }
 
-/* out 0: copies chunk k of every leaf into `row`, with padding. out 1: copies `row` back into the
- * leaves. If a leaf has a gradient by then (gr.live), an earlier bucket has returned it: the leaf
- * got another contribution after that bucket was sent, and the two are added. */
+/* Copies chunk k of every leaf to `row`, with padding, or, if out is 1, `row` back to the leaves.
+ * With out 1, a leaf may have a gradient already (gr.live), from an earlier bucket: backward added
+ * another contribution after that bucket was sent, so the leaf is in two; their results are
+ * added. */
 static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out) {
     for (const tshi_bucket_entry *p = b->first; p; p = p->next) {
         tsh_tensor *leaf = p->leaf;
@@ -14046,8 +14139,8 @@ static void tshi_bucket_copy(const tshi_bucket *b, int k, tsh_real *row, int out
 }
 
 /* Waits for the oldest bucket whose collective may still run. Does not copy its result to the
- * leaves: tshi_bucket_end does, so that contributions that backward adds before then find empty
- * accumulators. */
+ * leaves: tshi_bucket_end does, so that contributions that backward adds until then begin a new
+ * gradient, and are not added to the result. */
 static void tshi_bucket_await(tsh_ctx *ctx) {
     tshi_bucket *b = ctx->buckets.awaited;
     ctx->buckets.awaited = b->next;
@@ -14137,7 +14230,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     const int64_t n = tsh_local_numel(leaf);
     tshi_bucket **open = &all->open[kind != TSH_ALLREDUCE], *b = n < all->limit ? *open : NULL;
     tshi_bucket_entry *p;
-    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* leaf is in a bucket already */
+    if (leaf->in_bucket || ctx->error.code != TSH_OK) return; /* added already, or an error */
     p = (tshi_bucket_entry *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *p);
     if (p && !b) b = (tshi_bucket *)tshi_mem_arena_alloc(ctx, &all->arena, sizeof *b);
     if (!p || !b) return;
@@ -14150,7 +14243,7 @@ static void tshi_bucket_add(tsh_tensor *leaf, tsh_coll_kind kind) {
     b->count += n;
     b->width += tshi_bucket_chunk_size(leaf, 0); /* the leaf's part of each row, with padding */
     leaf->in_bucket = 1;
-    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* NULL: b is full */
+    if (n < all->limit) *open = b->count < all->limit ? b : NULL; /* a full bucket is not open */
     if (b->count >= all->limit) tshi_bucket_close(ctx, b);
 }
 
@@ -14167,8 +14260,9 @@ static void tshi_bucket_clear(tshi_buckets *all) {
     all->last = &all->first;
 }
 
-/* Starts with an empty list of buckets. summed 1: gradients are summed, and divided by the sum of
- * the ranks' weights (tshi_bucket_sum_weights); 0: they are averaged. */
+/* Empties the list of buckets, before a backward or an optimiser's all-gathers. summed 1: gradients
+ * are summed over dp, and divided by the sum of the ranks' weights (tshi_bucket_sum_weights); 0:
+ * they are averaged. */
 static void tshi_bucket_begin(tsh_ctx *ctx, int summed) {
     tshi_buckets *all = &ctx->buckets;
     tshi_bucket_clear(all);
@@ -14202,7 +14296,7 @@ static void tshi_bucket_copy_back(tsh_ctx *ctx, tshi_bucket *b) {
     const int gathers = b->kind == TSH_ALLGATHER;
     tsh_tensor *only = tshi_bucket_only(b);
     tsh_real *own = b->own ? (tsh_real *)tshi_mem_data(b->own) : NULL;
-    /* in_place 1: the message was the leaf's own memory */
+    /* in_place 1: the message was the leaf's own memory, so its result needs no copy */
     int k, in_place = only && (gathers || !only->gr.block);
     if (ctx->buckets.summed)
         tshi_bucket_divide(scatters ? own : tshi_bucket_row(b, 0),
@@ -14505,7 +14599,8 @@ TSH_API void tsh_check_inputs(tsh_ctx *ctx, int on) {
     if (ctx) ctx->check_inputs = on != 0;
 }
 
-/* Returns 1 if the program gave t its values, no op, and all ranks of tp must have the same. */
+/* Returns 1 if the program itself may have filled t (it is owned, or has TSHI_GIVEN, and is no
+ * parameter) and t is replicated, so that all ranks of tp must have the same values. */
 static int tshi_inputs_given(const tsh_tensor *t) {
     const unsigned flags = t ? t->base->flags : 0;
     return t && t->block && t->layout.kind == TSH_REPLICATED && !(flags & TSHI_PARAM) &&
@@ -14522,7 +14617,7 @@ static int tshi_inputs_differ(const tsh_tensor *t) {
     int r, differ = 0;
     if (!block) return 0;
     theirs = (int64_t *)tshi_mem_data(block);
-    counts = theirs + size; /* each rank sends one hash */
+    counts = theirs + size; /* counts[r]: number of hashes from rank r, 1 */
     for (r = 0; r < size; r++) counts[r] = 1;
     if (tshi_error_comm(ctx, tsh_allgather(&ctx->tp, &mine, theirs, counts, 1, TSH_I64),
                         "tsh_check_inputs") == TSH_OK)
@@ -14532,8 +14627,8 @@ static int tshi_inputs_differ(const tsh_tensor *t) {
     return differ;
 }
 
-/* Compares those inputs of a call that the program gave, over tp. Fails with a sentence that names
- * the op, the input and the first rank that differs. */
+/* Compares, over tp, the inputs of a call whose values the program gave (tshi_inputs_given). Fails
+ * with a sentence that names the op, the input and the first rank that differs. */
 static TSHI_COLD void tshi_inputs_check(const tshi_op *op, tsh_tensor *const *in, int n) {
     for (int i = 0; i < n; i++) {
         char text[TSHI_TEXT_SIZE];
@@ -14548,7 +14643,7 @@ static TSHI_COLD void tshi_inputs_check(const tshi_op *op, tsh_tensor *const *in
                        "the rank of the world",
                        op->name, length, name, tshi_dtype_name(in[i]->dtype),
                        tshi_tensor_text(in[i], text), differ);
-        in[i]->ctx->error.rank = -1; /* all ranks find it */
+        in[i]->ctx->error.rank = -1; /* -1: no single rank's error, all ranks find it */
         return;
     }
 }
@@ -14616,11 +14711,12 @@ static tshi_node *tshi_tape_add(const tshi_op *op, tsh_tensor *out, tsh_tensor *
     return node;
 }
 
-/* Gives a node the outputs that its op has after the first, `count` of them: backward reads their
- * values, too. A gradient comes back to each output of a floating dtype, also to the first. */
+/* Adds to a node those outputs of its op that follow the first, `count` of them, and saves their
+ * values for backward. Each output of a floating dtype, the first one too, gets a gradient. */
 static void tshi_tape_add_outputs(tshi_node *node, tsh_tensor *const *more, int count) {
     tshi_arena *arena = &node->out->ctx->tape.arena;
-    const size_t size = (size_t)count * sizeof(tsh_tensor *); /* bytes of either array */
+    /* bytes of node->more, and of node->more_saved */
+    const size_t size = (size_t)count * sizeof(tsh_tensor *);
     tsh_ctx *ctx = node->out->ctx;
     if (!count) return;
     node->more = (tsh_tensor **)tshi_mem_arena_alloc(ctx, arena, size);
@@ -14950,8 +15046,8 @@ static void tshi_tape_merge_rows(tsh_tensor *t, tsh_comm *comm) {
             "tsh_backward: all-reduce of the rows that a gradient touches");
 }
 
-/* For tsh_detect_anomaly: returns 1 if t's gradient in acc is finite, or acc is empty. Else fails
- * and returns 0: "the <what> of <name> (2, 3) R has NaN". length: bytes of name. */
+/* For tsh_detect_anomaly: returns 1 if t's gradient in acc is finite, or acc is empty. Else returns
+ * 0 and an error such as "the <what> of <name> (2, 3) R has NaN". length: bytes of name. */
 static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tensor *t,
                                           const tshi_accumulator *acc, const char *what,
                                           const char *name, int length) {
@@ -14966,8 +15062,8 @@ static TSHI_COLD int tshi_tape_check_grad(const tshi_node *node, const tsh_tenso
                     length, name, tshi_tensor_text(t, form), found) == TSH_OK;
 }
 
-/* For tsh_detect_anomaly: checks that the gradient of input i is finite after the node has added to
- * it, as tshi_tape_check_grad does; in both accumulators, but not in gp while its all-reduce
+/* For tsh_detect_anomaly: called when the node has added to the gradient of input i. Returns 0 and
+ * an error if one of its accumulators, gr and gp, is not finite; skips gp while its all-reduce
  * runs. */
 static TSHI_COLD int tshi_tape_check_input(const tshi_node *node, int i) {
     const tsh_tensor *t = node->in[i], *base = t->base;
@@ -15052,8 +15148,8 @@ static tsh_real *tshi_tape_complete(tsh_tensor *t) {
     return (tsh_real *)tshi_mem_data(t->gr.block);
 }
 
-/* Adds what is still partial in the gradient of one output of the node (tshi_tape_complete), and
- * checks it for tsh_detect_anomaly. Returns 0 after an error. */
+/* Completes the gradient of one output of the node (tshi_tape_complete) and, for
+ * tsh_detect_anomaly, checks that it is finite. Returns 0 after an error. */
 static int tshi_tape_complete_one(const tshi_node *node, tsh_tensor *out) {
     return tshi_tape_complete(out) &&
            (!out->ctx->anomalies ||
@@ -15178,7 +15274,8 @@ static void tshi_tape_release_out(tsh_tensor *out) {
     memset(&out->gp, 0, sizeof out->gp);
 }
 
-/* Releases the values that a node saved, and what its outputs have of the tape. */
+/* Releases the values that a node saved for backward, and turns its outputs into constants
+ * (tshi_tape_release_out). */
 static void tshi_tape_release_node(tshi_node *node) {
     tsh_ctx *ctx = node->out->ctx;
     for (int i = 0; i <= node->n; i++) tshi_mem_release(ctx, node->saved[i]);
@@ -15285,8 +15382,8 @@ static tsh_result tshi_tape_complete_leaves(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* Returns 1 if gradients are averaged over dp: there are replicas, and no tsh_outer lets them train
- * apart. */
+/* Returns 1 if backward averages gradients over dp: there are several replicas, and no tsh_outer,
+ * with which each replica steps by its own gradients. */
 static int tshi_tape_averages(const tsh_ctx *ctx) {
     return ctx->dp.size > 1 && !ctx->outers;
 }
@@ -15315,7 +15412,7 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
         if (!t->gr.live) continue;
         if (replicas && (t->flags & TSHI_AVERAGED))
             tshi_tape_merge_rows(t, &ctx->dp);
-        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket has divided it */
+        else if (ctx->tape.summed && tshi_tape_allocate(t, &t->gr)) /* no bucket has divided gr */
             tshi_bucket_divide((tsh_real *)tshi_mem_data(t->gr.block), tsh_local_numel(t),
                                ctx->dry   ? 0
                                : replicas ? ctx->buckets.weight
@@ -15327,7 +15424,8 @@ static tsh_result tshi_tape_sync(tsh_ctx *ctx) {
     return ctx->error.code;
 }
 
-/* Empties the list of buckets; from now on tshi_tape_deliver fills buckets and sends them. */
+/* If gradients are averaged over dp, empties the list of buckets: from now on tshi_tape_deliver
+ * fills buckets with gradients and sends them. */
 static void tshi_tape_sync_begin(tsh_ctx *ctx) {
     ctx->tape.syncing = tshi_tape_averages(ctx);
     if (ctx->tape.syncing) tshi_bucket_begin(ctx, ctx->tape.summed);
@@ -15663,7 +15761,7 @@ static TSHI_COLD void tshi_dump_bits(FILE *file, const tshi_node *node, unsigned
 /* Prints the text `before`, then which values the node saves for backward and their bytes: "saves x
  * weight, 3584 bytes". Prints nothing if the node saves nothing. */
 static TSHI_COLD void tshi_dump_saved(FILE *file, const tshi_node *node, const char *before) {
-    /* aux: values of the op's own that backward reads */
+    /* node->aux: data, besides inputs and output, that the op keeps for its backward */
     size_t bytes = node->aux ? node->aux->size : 0;
     unsigned saved = 0; /* bits of the inputs and of the output that are saved */
     for (int i = 0; i <= node->n; i++) {
@@ -15821,16 +15919,18 @@ static int tshi_context_axes(tsh_ctx *ctx, const tsh_desc *desc, int size[3], ch
     return 1;
 }
 
-/* Splits the world into the groups of each axis. The color of a group is its first rank in the
- * world, whose coordinate along the axis is 0; the key is the rank's coordinate. */
+/* Splits the world into the groups of each axis, by color and key as MPI_Comm_split does. The color
+ * of a group is its first rank in the world, whose coordinate along the axis is 0; the key is the
+ * rank's coordinate. */
 static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
-    int size[3], i, step = 1, rank = ctx->world.rank; /* step: from rank to rank along axis i */
+    /* step: by how much the ranks of neighbours along axis i differ */
+    int size[3], i, step = 1, rank = ctx->world.rank;
     char axis[3];
     if (!tshi_context_axes(ctx, desc, size, axis)) return;
     for (i = 0; i < 3; step *= size[i++]) {
         tsh_comm *comm = axis[i] == 't' ? &ctx->tp : axis[i] == 'p' ? &ctx->pp : &ctx->dp;
         int own = rank / step % size[i]; /* this rank's coordinate along axis i */
-        if (size[i] == 1) continue;      /* the ctx has a group of one already */
+        if (size[i] == 1) continue;      /* the group keeps its default: one rank */
         const uint64_t name = (uint64_t)axis[i] << TSHI_COLL_AXIS;
         if (tshi_error_comm(ctx, tshi_comm_split(&ctx->world, name, rank - own * step, own, comm),
                             "tsh_open: split") != TSH_OK)
@@ -15838,7 +15938,9 @@ static void tshi_context_groups(tsh_ctx *ctx, const tsh_desc *desc) {
     }
 }
 
-/* Sets how the ranks of tp share dimensions. */
+/* Sets ctx->deal from desc->shares, which say how unequally the ranks of tp share dimensions:
+ * before[r] is the sum of the shares of the ranks below r. Without shares, or if all are equal,
+ * before stays NULL, and torch.chunk's rule holds. */
 static void tshi_context_deal(tsh_ctx *ctx, const tsh_desc *desc) {
     enum { MOST = 1000000 };
     const int ranks = ctx->deal.ranks = ctx->tp.size;
@@ -15872,7 +15974,8 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     memset(ctx, 0, sizeof *ctx);
     ctx->allocator = allocator;
     tshi_mem_count(&ctx->mem, TSH_MEM_BOOKS, sizeof *ctx, 0); /* tsh_mem counts the ctx, too */
-    ctx->mem.calls = 1;                                       /* the allocator was called once */
+    /* calls of the allocator so far: one, for the ctx */
+    ctx->mem.calls = 1;
     ctx->logger = desc->logger;
     ctx->gemm = desc->gemm;
     ctx->dtype = desc->dtype != TSH_DTYPE_DEFAULT ? desc->dtype : TSH_REAL;
@@ -15880,7 +15983,7 @@ static tsh_ctx *tshi_context_make(const tsh_desc *desc) {
     ctx->threads = desc->threads > 0 ? desc->threads : 1;
     ctx->seed = desc->seed;
     const size_t bytes = desc->bucket_bytes ? desc->bucket_bytes : (size_t)TSHI_BUCKET_BYTES;
-    /* number of elements from which on a bucket is full */
+    /* a bucket of gradients is full once it has this many elements */
     ctx->buckets.limit = (int64_t)((bytes - 1) / tshi_dtype_reals(1) + 1);
     ctx->buckets.hold = desc->no_overlap; /* no bucket is sent before backward ends */
     ctx->world = desc->comm;
@@ -15913,7 +16016,7 @@ static TSHI_COLD const char *tshi_context_inexact(void) {
     const volatile float big = 1e30f, one = 1, three = 3, five = 5, zero = 0, endless = INFINITY;
     const float a = big, b = one, c = five, d = -zero, e = endless;
     const volatile float sum = (a + b) - a, third = c / 3, exact = c / three, positive = d + 0.0f;
-    const float nothing = e - e; /* NaN */
+    const float nothing = e - e; /* infinity - infinity: NaN */
     if (nothing == nothing) return "-ffinite-math-only";
     if (sum != 0) return "-fassociative-math";
     if (third != exact) return "-freciprocal-math";
@@ -15921,8 +16024,8 @@ static TSHI_COLD const char *tshi_context_inexact(void) {
     return NULL;
 }
 
-/* Returns 1 if the library has the version, the tsh_real and the tsh_desc of the program, which
- * calls op (see TSH_BUILT); else 0 and fills in *error. */
+/* Returns 1 if the library was compiled with the same version and the same sizes of tsh_real and
+ * tsh_desc as the program, which calls op (see TSH_BUILT); else returns 0 and fills in *error. */
 static TSHI_COLD int tshi_context_same_build(const char *op, int version, size_t real, size_t size,
                                              const tsh_desc *desc, tsh_error *error) {
     const int mine = TSHARD_VERSION_MAJOR * 1000 + TSHARD_VERSION_MINOR;
@@ -16001,13 +16104,13 @@ TSH_API TSHI_COLD tsh_result tsh_open_built(int version, size_t real, size_t siz
 }
 
 TSH_API TSHI_COLD tsh_result(tsh_open)(const tsh_desc *desc, tsh_ctx **out) {
-    return tsh_open_built(1, 0, 0, desc, out); /* 1: version 0.1 */
+    return tsh_open_built(1, 0, 0, desc, out); /* 1: the program was compiled with tshard.h 0.1 */
 }
 
 TSH_API TSHI_COLD void tsh_close(tsh_ctx *ctx) {
     if (!ctx) return;
     if (ctx->trace && ctx->trace->profile) tshi_profile_end(ctx);
-    tshi_error_report(ctx);  /* needs the comms, which are closed below */
+    tshi_error_report(ctx);  /* before the comms, by which it reports, are closed */
     (void)tsh_step_end(ctx); /* releases the tape and step tensors */
     for (const tshi_outer_request *r = ctx->outer_requests; r; r = r->next)
         (void)tsh_wait(&ctx->dp, r->req);
@@ -16180,7 +16283,7 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
     if (sums && call->n == 2) output->partial = ~sums & (unsigned)(TSHI_A | TSHI_B);
     if (!cut) return 1;
     output->layout = cut->layout;
-    output->layout.dim += ndim - cut->ndim; /* shapes are aligned at the right */
+    output->layout.dim += ndim - cut->ndim; /* broadcasting aligns shapes at the right */
     d = output->layout.dim;
     for (i = 0; i < call->n; i++) {
         const tsh_tensor *x = call->in[i];
@@ -16208,10 +16311,10 @@ static int tshi_rule_elementwise(const tshi_call *call, unsigned sums, int allow
         const unsigned sums = tshi_rule_sums(call);                                                \
         return tshi_rule_elementwise(call, sums, (allowed), output);                               \
     }
-TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b: both may be P */
-TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* a b: either may be P */
+TSHI_RULE_LINEAR(add, sums == (TSHI_A | TSHI_B))             /* a + b, a - b: both P, or neither */
+TSHI_RULE_LINEAR(multiply, sums == TSHI_A || sums == TSHI_B) /* a b: one of them may be P */
 TSHI_RULE_LINEAR(divide, sums == TSHI_A)                     /* a / b: a may be P */
-TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* yes and no may both be P */
+TSHI_RULE_LINEAR(where, sums == (TSHI_YES | TSHI_NO))        /* yes and no: both P, or neither */
 #undef TSHI_RULE_LINEAR
 
 /* Applies the rule of ops that are not linear. Refuses P: f(a + b) is not f(a) + f(b). */
@@ -16243,7 +16346,7 @@ static int tshi_rule_sum(const tshi_call *call, tshi_output *output) {
     if (tshi_rule_is_sharded(call->in[0], along->axis))
         *layout = tsh_partial();
     else if (layout->kind == TSH_SHARDED && layout->dim > along->axis && !along->keepdim)
-        layout->dim--; /* the output has no reduced dimension */
+        layout->dim--; /* the reduced dimension, which was before it, is gone */
     return 1;
 }
 
@@ -16300,7 +16403,7 @@ static int tshi_rule_concat(const tshi_call *call, tshi_output *output) {
         if (fits && layout->kind == TSH_SHARDED && !along)
             fits = tshi_layout_equal(own, layout, in[i]->dim, &in[i]->ctx->deal);
         for (e = 0; e < own->segments && along && fits; e++) {
-            fits = layout->segments < TSH_MAX_SEGMENTS; /* there is space for one more */
+            fits = layout->segments < TSH_MAX_SEGMENTS; /* there is space for one more segment */
             if (fits) layout->segment[layout->segments++] = own->segment[e];
         }
     }
@@ -16332,7 +16435,8 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
     if (la->kind == TSH_REPLICATED && lb->kind == TSH_REPLICATED) return 1;
     /* if one input is R, its gradient is a partial sum */
     output->partial = la->kind == TSH_REPLICATED ? TSHI_A : TSHI_B;
-    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) { /* the other one must be R */
+    /* one is P: the other one must be R */
+    if (la->kind == TSH_PARTIAL || lb->kind == TSH_PARTIAL) {
         *out = tsh_partial();
         return la->kind == TSH_REPLICATED || lb->kind == TSH_REPLICATED;
     }
@@ -16347,7 +16451,7 @@ static int tshi_rule_products(tsh_tensor *a, tsh_tensor *b, tshi_output *output)
         return same && da == db && da < nd - 2 && a->dim[la->dim] == b->dim[lb->dim];
     if (sa && da == nd - 2) return 1; /* A is sharded along m, B is R */
     if (sb && db == nd - 1) return 1; /* A is R, B is sharded along n */
-    if (out->dim >= nd - 2) return 0; /* only one input is sharded along k */
+    if (out->dim >= nd - 2) return 0; /* refused: only one input is sharded along k */
     /* b: from here on the input that is R, which must be broadcast along the batch dimension */
     if (sb) b = a;
     return out->dim < nd - b->ndim || b->dim[out->dim - (nd - b->ndim)] == 1;
@@ -16415,15 +16519,15 @@ static int tshi_rule_linear(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of an adapter, y + s h B^T. Shapes: y (..., out), h (..., rank), B (out, rank).
- * The output has the layout of y. B S(0), as y is S(-1): h must be R, and dh is P. B R: h has the
- * layout of y; if that is not R, dB is P. */
+/* Applies the rule of an adapter of low rank, y + s h B^T. Shapes: y and output (..., out), h (...,
+ * rank), B (out, rank). The output has the layout of y. If B is S(0), y is S(-1) and h is R: then
+ * dh is P. If B is R, h has the layout of y, and unless that is R, dB is P. */
 static int tshi_rule_lora(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *h = call->in[1], *b = call->in[2];
     if (b->layout.kind == TSH_SHARDED)
         output->partial = TSHI_WEIGHT; /* the bit of input 1, h */
     else if (h->layout.kind != TSH_REPLICATED)
-        output->partial = TSHI_BIAS; /* that of input 2, B */
+        output->partial = TSHI_BIAS; /* the bit of input 2, B */
     return 1;
 }
 
@@ -16439,7 +16543,8 @@ static int tshi_rule_embedding(const tshi_call *call, tshi_output *output) {
         return tshi_rule_refuse(call, ids, w,
                                 "a sharded weight takes replicated ids: "
                                 "tsh_redistribute(ids, tsh_replicated())");
-    output->layout = w->layout.dim ? w->layout : tsh_partial(); /* W S(1): S(-1); W S(0): P */
+    /* W S(1) gives S(-1), S(0) gives P */
+    output->layout = w->layout.dim ? w->layout : tsh_partial();
     if (w->layout.dim) output->layout.dim = ids->ndim;
     return 1;
 }
@@ -16470,7 +16575,7 @@ static int tshi_rule_norm(const tshi_call *call, tshi_output *output) {
                         call->op->name, x->ctx->tp.rank, (long long)x->local[last],
                         (long long)x->dim[last]) == TSH_OK;
     }
-    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* its layout fits: forgets w */
+    if (w && w->layout.kind == TSH_REPLICATED) w = NULL; /* NULL: its layout fits */
     if (b && b->layout.kind == TSH_REPLICATED) b = NULL;
     if (w || b)
         return tshi_rule_refuse(call, x, w ? w : b,
@@ -16539,17 +16644,16 @@ static int tshi_rule_attention(const tshi_call *call, tshi_output *output) {
 
 /* -- cross-entropy: its layout rule ---------------------------------------- */
 
-/* Returns which dimension of the logits is that of the classes. dim: as in
- * tsh_cross_entropy_desc. */
+/* Returns the index of the logits' dimension of classes. dim: as in tsh_cross_entropy_desc. */
 static int tshi_rule_classes(const tsh_tensor *logits, int dim) {
     return dim && logits->ndim > 1 ? 1 : logits->ndim - 1;
 }
 
-/* Applies the rule of cross-entropy. The logits have a dimension of classes; the others are rows.
- * If the logits are R or sharded along the classes, and the target is R, the output is R. If logits
- * and target are sharded along rows, it is P, or S if losses are not reduced. A target of
- * probabilities may have the layout of the logits, too. The weight per class is R, or sharded as
- * the classes. *params: the tsh_cross_entropy_desc. */
+/* Applies the rule of cross-entropy. One dimension of the logits is that of the classes; the others
+ * count rows. If the logits are R or sharded along the classes, and the target is R, the output is
+ * R. If logits and target are sharded along rows, the output is P, or S if losses are not reduced.
+ * A target of probabilities may have the layout of the logits, too. The weight per class is R, or
+ * sharded as the classes. *params: the tsh_cross_entropy_desc. */
 static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     const tsh_cross_entropy_desc *desc = (const tsh_cross_entropy_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
@@ -16594,8 +16698,8 @@ static int tshi_rule_cross_entropy(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Returns 1 if a weight, broadcast to x's shape, is laid out as a loss takes it: R, with length 1
- * along the dimension along which x is sharded, or sharded as x is. */
+/* Returns 1 if a loss takes a weight w, which is broadcast to x's shape, in its present layout: R,
+ * with length 1 where x is sharded, or sharded as x is. */
 static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
     /* own: the dimension of w along which x is sharded; negative: none */
     const int own = x->layout.dim - (x->ndim - w->ndim);
@@ -16606,10 +16710,10 @@ static int tshi_rule_loss_weight(const tsh_tensor *x, const tsh_tensor *w) {
            tshi_layout_same_shards(&x->layout, &w->layout, w->dim[own], &x->ctx->deal);
 }
 
-/* Applies the rule of losses element by element: of x, a target of x's shape, and weights that are
- * broadcast to it or NULL. If x and target are R, the output is R. If they are sharded alike, it is
- * P, or sharded as they are if losses are not reduced. Weights are R or sharded as x; they get no
- * gradient. *params: the tsh_loss_desc. */
+/* Applies the rule of elementwise losses. Inputs: x, a target of x's shape, and weights that are
+ * broadcast to it, or NULL. If x and target are R, the output is R. If they are sharded alike, it
+ * is P, or sharded as they are if losses are not reduced. Weights are R or sharded as x; they get
+ * no gradient. *params: the tsh_loss_desc. */
 static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
     const tsh_loss_desc *desc = (const tsh_loss_desc *)call->params;
     const tsh_tensor *x = call->in[0], *target = call->in[1];
@@ -16629,9 +16733,9 @@ static int tshi_rule_loss(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of the cosine along the dimension to which params points, a dimension of the
- * broadcast shape: that of an elementwise op that is not linear; but along that dimension the
- * ranks' sums are all-reduced, so S along it gives R, and S along another one S. */
+/* Applies the rule of cosine similarity along dimension *params of the broadcast shape. It is that
+ * of a nonlinear elementwise op, but along this dimension the ranks all-reduce their sums: S along
+ * it gives R, and S along another dimension gives S. */
 static int tshi_rule_cosine(const tshi_call *call, tshi_output *output) {
     const int axis = *(const int *)call->params;
     if (!tshi_rule_nonlinear(call, output)) return 0;
@@ -16703,13 +16807,14 @@ static int tshi_rule_group_norm(const tshi_call *call, tshi_output *output) {
 
 /* -- LSTM and GRU: their layout rule ------------------------------------------ */
 
-/* Params of the rule of recurrent layers. */
+/* Parameters of tshi_rule_recurrent, the layout rule of LSTM and GRU. */
 typedef struct tshi_rule_recurrent_params {
-    int gates, batch; /* gates of a unit; batch: the dimension of x that counts samples */
+    /* gates: per hidden unit, 4 (LSTM) or 3 (GRU); batch: the dimension of x that counts samples */
+    int gates, batch;
 } tshi_rule_recurrent_params;
 
-/* Returns how the units of a layer are sharded, if w, S(0), is one of its weights: as one segment
- * of w is. */
+/* Returns the layout of the hidden units of a recurrent layer, one of whose weights is w, S(0):
+ * that of one segment of w, which has a segment per gate. */
 static tsh_layout tshi_rule_units(const tsh_tensor *w) {
     tsh_layout units = w->layout;
     units.segments = 1;
@@ -16717,8 +16822,9 @@ static tsh_layout tshi_rule_units(const tsh_tensor *w) {
     return units;
 }
 
-/* Returns 1 if all weights that there are, in[1] to in[4], are sharded by units, with the gates of
- * a unit on one rank: S(0), a segment per gate, all cut alike. */
+/* Returns 1 if the weights and biases in[1] to in[4], apart from those that are NULL, are sharded
+ * by hidden units, so that a rank has all gates of its units: S(0), with a segment per gate, all
+ * cut alike. */
 static int tshi_rule_by_units(const tshi_call *call, int gates) {
     const tsh_layout *first = &call->in[1]->layout;
     for (int i = 1; i < 5; i++) {
@@ -16735,16 +16841,16 @@ static int tshi_rule_by_units(const tshi_call *call, int gates) {
     return 1;
 }
 
-/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in),
- * four weights, h0 and c0 (1, B, H). If the weights are R and x is R, all is R. If x is sharded by
- * samples, h0 and c0 are, too, the output is, and the gradients of the weights are P. If the
- * weights are sharded by units, x is R, h0, c0 and the output are S(2), and dx is P. */
+/* Applies the rule of one layer of an LSTM or GRU in one direction: x (T, B, in) or (B, T, in), two
+ * weights and two biases, h0 and c0 (1, B, H). If weights and x are R, all is R. If x is sharded by
+ * samples, so are h0, c0 and the output, and the gradients of the weights are P. If the weights are
+ * sharded by hidden units, x is R, h0, c0 and the output are S(2), and dx is P. */
 static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
     const tshi_rule_recurrent_params *p = (const tshi_rule_recurrent_params *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1];
     const int units = w->layout.kind == TSH_SHARDED;
     const int samples = tshi_rule_is_sharded(x, p->batch);
-    tsh_layout state = tsh_replicated(); /* of h0 and c0 */
+    tsh_layout state = tsh_replicated(); /* the layout that h0 and c0 must have */
     if (x->layout.kind == TSH_PARTIAL) return tshi_rule_refuse_input(call, "is a partial sum");
     if (x->layout.kind == TSH_SHARDED && (units || !samples))
         return tshi_rule_refuse(call, x, w,
@@ -16767,7 +16873,7 @@ static int tshi_rule_recurrent(const tshi_call *call, tshi_output *output) {
     } else if (samples) {
         state = x->layout;
         state.dim = 1;
-        output->partial = 0x1E; /* the four weights */
+        output->partial = 0x1E; /* inputs 1 to 4: weights and biases */
     }
     for (int i = 5; i < call->n; i++)
         if (call->in[i] &&
@@ -16792,12 +16898,14 @@ static int tshi_rule_sums_channels(const tsh_tensor *w, const tshi_rule_channels
     return how->groups == 1 && tshi_rule_is_sharded(w, how->transposed ? 0 : 1);
 }
 
-/* Sets *layout to that of a tensor (N, groups * per, ..) of which each rank has the channels of its
- * groups of w, which is S(0). Returns 0 if a group's rows of w lie on two ranks. */
+/* For a convolution with groups, whose weight w is S(0): sets *layout to that of a tensor (N,
+ * groups * per, ..) of which each rank has the channels of the groups whose rows of w it holds.
+ * Returns 0 if the rows of one group lie on two ranks. */
 static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
                                tsh_layout *layout) {
     const int64_t rows = w->dim[0] / groups, unit = w->layout.segment[0].unit;
-    const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1; /* groups of a unit */
+    /* number of groups whose rows of w make up a unit of its layout */
+    const int64_t whole = rows > 0 && unit % rows == 0 ? unit / rows : 1;
     const tshi_deal *deal = &w->ctx->deal;
     const tsh_layout cut = tsh_shard_units(0, whole);
     *layout = tsh_shard_units(1, whole * (per > 0 ? per : 1));
@@ -16808,7 +16916,8 @@ static int tshi_rule_group_cut(const tsh_tensor *w, int64_t groups, int64_t per,
     return 1;
 }
 
-/* Returns 1 and sets *layout if each rank's shard of w takes a shard of x's channels, S(1). */
+/* Returns 1 if each rank needs only some of x's channels for its shard of w; then *layout is set to
+ * the layout of an x that is cut in this way, S(1). */
 static int tshi_rule_takes_channels(const tsh_tensor *x, const tsh_tensor *w,
                                     const tshi_rule_channels *how, tsh_layout *layout) {
     if (w->layout.kind != TSH_SHARDED) return 0;
@@ -16821,8 +16930,9 @@ static int tshi_rule_takes_channels(const tsh_tensor *x, const tsh_tensor *w,
     return tshi_rule_sums_channels(w, how);
 }
 
-/* Returns why the layouts of x and w do not fit, as the end of a sentence; NULL: they fit. column,
- * takes: 1 if w is sharded by output channels; if it takes an x of layout `layout`. */
+/* Returns why the layouts of x and w do not fit, as the end of a sentence; NULL: they fit. column
+ * 1: w is sharded by output channels; takes 1: w is sharded in such a way that x must have the
+ * layout *layout (tshi_rule_takes_channels). */
 static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int takes,
                                        const tsh_layout *layout) {
     const tsh_tensor *x = call->in[0], *w = call->in[1];
@@ -16853,10 +16963,10 @@ static const char *tshi_rule_conv_flaw(const tshi_call *call, int column, int ta
 
 /* Applies the rule of convolutions. Shapes: x and y (N, channels, ..), bias (out). C_in and C_out
  * are the weight's dimensions of input and output channels.
- * W R: y has the layout of x, which is R, S(0), or P without bias. If it is not R: dW and db are P.
+ * W R: y has the layout of x, which is R, S(0), or P without bias. If x is not R, dW and db are P.
  * W S(C_out), column-parallel: x is R, y S(1), dx P.
- * W S(C_in), row-parallel: x is S(1), y R, by an all-reduce.
- * Groups and W S(0), in whole groups: x is S(1) by groups, y too. */
+ * W S(C_in), row-parallel: x is S(1); y is all-reduced to R.
+ * Groups, and W S(0) with whole groups on each rank: x and y are S(1), cut by groups like W. */
 static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
     const tshi_rule_channels *how = (const tshi_rule_channels *)call->params;
     const tsh_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
@@ -16872,9 +16982,9 @@ static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
         output->partial = TSHI_X;
     } else if (tshi_rule_sums_channels(w, how)) { /* each rank sums over some input channels */
         output->layout = tsh_replicated();
-    } else if (takes) { /* each rank has some groups */
+    } else if (takes) { /* each rank computes some groups */
         (void)tshi_rule_group_cut(w, how->groups, outs / how->groups, &output->layout);
-    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has images, or a partial sum */
+    } else if (x->layout.kind != TSH_REPLICATED) { /* each rank has some images, or x is P */
         output->partial = TSHI_WEIGHT | TSHI_BIAS;
     }
     if (output->layout.kind == TSH_SHARDED && output->layout.dim == 1) {
@@ -16889,8 +16999,8 @@ static int tshi_rule_conv(const tshi_call *call, tshi_output *output) {
 }
 
 /* Applies the rule of pools and of interpolation, which work along all dimensions after the first
- * two: the output has the layout of x, which is R, S(0) or S(1); P only if the op is linear, which
- * *params says. */
+ * two: the output has the layout of x, which is R, S(0), S(1) or, if the op is linear (*params is
+ * 1), P. */
 static int tshi_rule_pool(const tshi_call *call, tshi_output *output) {
     const tsh_tensor *x = call->in[0];
     (void)output;
@@ -16940,7 +17050,8 @@ static int tshi_rule_beside(const tsh_tensor *x, const tsh_tensor *t, int axis) 
            tshi_layout_same_shards(&x->layout, &t->layout, x->dim[d], &x->ctx->deal);
 }
 
-/* Refuses the layouts of x and an index, or of x and src, in an op along `axis`. Returns 0. */
+/* Fails because the layouts of x (input 0) and of t, an index or src, do not fit each other in an
+ * op along `axis`. Returns 0. */
 static int tshi_rule_refuse_index(const tshi_call *call, const tsh_tensor *t, int axis) {
     const tsh_tensor *x = call->in[0];
     const char *hint = "shard both alike, along another dimension than that of the index: "
@@ -16954,8 +17065,9 @@ static int tshi_rule_refuse_index(const tshi_call *call, const tsh_tensor *t, in
     return tshi_rule_refuse(call, x, t, hint);
 }
 
-/* Applies the rule of gather along an axis. "x index: output": R R: R.  P R: P.  R S(axis):
- * S(axis), dx P.  S(d) S(d): S(d), d not the axis. */
+/* Applies the layout rule of gather along an axis. Its cases, as "x index: output":
+ * R R: R.  P R: P.  R S(axis): S(axis), and the gradient of x is P.
+ * S(d) S(d): S(d), if d is not the axis. */
 static int tshi_rule_gather(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     const tsh_tensor *x = call->in[0], *index = call->in[1];
@@ -16968,8 +17080,8 @@ static int tshi_rule_gather(const tshi_call *call, tshi_output *output) {
     return 1;
 }
 
-/* Applies the rule of scatter_add along an axis. "x index src: output": R R R: R.  P R P: P.  S(d)
- * S(d) S(d): S(d), d not the axis. */
+/* Applies the layout rule of scatter_add along an axis. Its cases, as "x index src: output":
+ * R R R: R.  P R P: P.  S(d) S(d) S(d): S(d), if d is not the axis. */
 static int tshi_rule_scatter(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     const tsh_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
@@ -16984,9 +17096,11 @@ static int tshi_rule_scatter(const tshi_call *call, tshi_output *output) {
     return tshi_rule_beside(x, src, axis) || tshi_rule_refuse_index(call, src, axis);
 }
 
-/* Applies the rule of index_select along an axis, with a 1-D index. "x index: output": R R: R.
- * P R: P.  R S(0): S(axis), dx P.  S(d) R: S(d), d not the axis.  S(axis) R: P, because a rank
- * outputs 0 for slices that it does not hold. */
+/* Applies the layout rule of index_select along an axis, with a 1-D index. Cases, as "x index:
+ * output":
+ * R R: R.  P R: P.  S(d) R: S(d), if d is not the axis.
+ * R S(0): S(axis), and the gradient of x is P.
+ * S(axis) R: P, because a rank outputs 0 for slices that it does not hold. */
 static int tshi_rule_select(const tshi_call *call, tshi_output *output) {
     const int axis = ((const tshi_rule_axis *)call->params)->axis;
     const tsh_tensor *x = call->in[0], *index = call->in[1];
@@ -17128,7 +17242,7 @@ static int tshi_map_shape(const char *op, tsh_tensor *const *in, int n, tsh_shap
         int64_t *length = out->dim + (out->ndim - in[i]->ndim);
         for (d = 0; d < in[i]->ndim; d++) {
             int64_t own = in[i]->dim[d];
-            if (length[d] == 1) length[d] = own; /* the size that is not 1, if there is one */
+            if (length[d] == 1) length[d] = own; /* 1 broadcasts to any size */
             if (length[d] == own || own == 1) continue;
             return tsh_fail(in[0]->ctx, TSH_ERR_SHAPE,
                             "%s: shapes %s and %s do not broadcast (%lld against %lld); counted "
@@ -17180,7 +17294,7 @@ typedef struct tshi_backward_params {
 /* A unary or binary op, or tsh_where: its tshi_op and its kernels. */
 typedef struct tshi_map_row {
     tshi_op op;    /* the first field, because backward casts node->op to tshi_map_row */
-    /* bit i: the gradient of input i is that of the output, if input i is not broadcast */
+    /* bit i is 1: the gradient of input i is that of the output, if input i is not broadcast */
     unsigned pass;
     /* tables of kernels, one per instruction set; `backward` has a table for each input */
     const tshi_kernel_fn *forward, *backward[3];
@@ -17816,7 +17930,7 @@ static void tshi_dropout_mask_run(tshi_dropout_run *run, int64_t global, int64_t
     tshi_dropout_mask[run->isa](length, x, run);
 }
 
-/* Applies dropout to this rank's shard of t. */
+/* Applies dropout to this rank's shard of t, run by run of adjacent elements. */
 static void tshi_dropout_mask_all(tshi_dropout_run *run, const tsh_tensor *t) {
     tshi_runs part = tshi_tensor_own_runs(t);
     while (tshi_tensor_next_run(&part))
@@ -17831,7 +17945,7 @@ static void tshi_dropout_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest itself, or *scratch */
+    run.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest.data, or dense scratch */
     if (!run.y) return;
     tshi_dropout_mask_all(&run, out);
     tshi_op_accumulate(node->in[0], &dest, scratch);
@@ -17850,13 +17964,15 @@ TSH_API tsh_tensor *tsh_dropout(tsh_tensor *x, double p, tsh_module *owner) {
     if (!ctx) return NULL;
     if (!(p >= 0 && p <= 1))
         return tshi_error_null(ctx, TSH_ERR_ARGUMENT, "tsh_dropout: p is %g, not within [0, 1]", p);
-    if (p <= 0) return x; /* p is 0: no mask is drawn */
+    if (p <= 0) return x; /* p is 0: x is the result, and no mask is drawn */
     out = tshi_tensor_out(ctx, "tsh_dropout", x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     mask = tshi_dropout_next_mask(ctx, p, owner);
     run.isa = ctx->isa;
-    run.y = tshi_kernel_output(out, &unrounded);   /* out's values, or *unrounded */
-    run.x = tshi_kernel_packed_reals(x, &scratch); /* x's values, or a dense copy in *scratch */
+    /* where results go as tsh_real: to out's own memory, or to *unrounded until they are rounded */
+    run.y = tshi_kernel_output(out, &unrounded);
+    /* x's values as dense tsh_real: x's own, or a copy in *scratch */
+    run.x = tshi_kernel_packed_reals(x, &scratch);
     if (run.x && run.y) tshi_dropout_mask_all(&run, out);
     tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
@@ -17899,7 +18015,7 @@ typedef struct tshi_reduction {
  * dim. */
 static int tshi_reduce_plan(const tshi_op *op, tsh_tensor *x, int dim, int keepdim,
                             tshi_reduction *r) {
-    /* -1: all dimensions, or x has no dimension `dim` */
+    /* the dimension to reduce; -1: all, or x has no dimension `dim` */
     const int axis = dim == TSH_ALL ? -1 : tshi_tensor_axis(x, dim);
     /* 1: x has no dimensions, and dim is 0 or -1: treated as all */
     const int scalar = tshi_tensor_scalar_axis(x, dim);
@@ -18020,7 +18136,7 @@ static tsh_tensor *tshi_reduce_scaled(const tshi_op *op, tsh_tensor *x, int dim,
     /* divides by the global length, also if x is sharded along it */
     if (mean) r.params.c = 1.0 / (double)r.length;
     out = tshi_tensor_out(ctx, op->name, x->dtype, &r.shape, &r.layout);
-    sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
+    sums = out ? tshi_kernel_output(out, &unrounded) : NULL; /* memory of out, or scratch */
     if (!sums) return NULL;
     tshi_reduce_sums(x, out, &r, sums);
     tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
@@ -18076,8 +18192,8 @@ static tshi_rows tshi_reduce_job(const tshi_kernel_fn *kernel, const tsh_tensor 
  * The first index of the largest or smallest value of each row, or that of the first NaN. Comments
  * speak of the maximum; a minimum is the maximum of the values times -1. */
 
-/* Finds the index of each row's maximum; least 1: minimum. Operands: the index, x, the maximum
- * (NULL: not needed). Only the part of 256 values that has the maximum is searched for the
+/* Finds the index of each row's maximum or, if least is 1, minimum. Operands: the index, x, the
+ * maximum (NULL: not needed). Only the part of 256 values that has the maximum is searched for the
  * index. */
 TSHI_INLINE void tshi_reduce_extreme(int64_t rows, const tshi_operand *operand,
                                      const tshi_reduce_params *p, int least) {
@@ -18138,7 +18254,7 @@ static void tshi_reduce_max_backward(tshi_node *node) {
     }
 }
 
-/* What tshi_reduce_max returns. */
+/* What tshi_reduce_max returns for each row. */
 typedef enum tshi_largest {
     TSHI_LARGEST_VALUE,
     TSHI_LARGEST_PLACE,
@@ -18169,7 +18285,7 @@ static const tshi_extreme tshi_reduce_greedy_row = {
 
 /* The largest value of a rank's shard of a row. */
 typedef struct tshi_best {
-    double value;  /* times -1 if the smallest value is sought */
+    double value;  /* the value; times -1 if the smallest is sought */
     int64_t place; /* global index of the value along the row; -1: the shard is empty */
 } tshi_best;
 
@@ -18420,13 +18536,13 @@ TSH_API tsh_tensor *tsh_log_softmax(tsh_tensor *x, int dim) {
 /* A statistic of each row of x (see "rows" in >>op-reduce) is computed in three steps. A kernel
  * sums up the row in a tshi_part. If x is sharded along the row, one all-gather exchanges the parts
  * of all ranks, and `join` joins them in the order of ranks: so each rank has the same bits.
- * `finish` makes the result of the part, and two numbers for backward, with which
+ * `finish` computes the result from the joined part, and two numbers for backward, with which
  *
  *     dx = f(x, g scale, centre),   e.g. dx = g scale (x - centre) for var
  *
  * where g is the gradient of the row's result. A kind of statistic is one tshi_stat. */
 
-/* What is known about some elements of a row. */
+/* The partial result of a statistic over some elements of a row, such as those on one rank. */
 typedef struct tshi_part {
     double n;    /* number of elements; 0: a and b mean nothing */
     double a, b; /* logsumexp: max x, sum e^(x - max); var: mean, sum (x - mean)^2; p-norm: sum
@@ -18434,16 +18550,16 @@ typedef struct tshi_part {
                   * have this maximum */
 } tshi_part;
 
-/* What is computed from the whole row's part. */
+/* What `finish` computes from the part that covers a whole row. */
 typedef struct tshi_stat_result {
-    double value;         /* the result */
-    double centre, scale; /* for backward, see above */
+    double value;         /* the statistic of the row */
+    double centre, scale; /* for backward: see the formula of dx */
 } tshi_stat_result;
 
 typedef struct tshi_stat {
     tshi_op op; /* the first field, because backward casts node->op to tshi_stat */
     const tshi_kernel_fn *forward, *backward; /* tables of kernels, one per instruction set */
-    /* joins `more`, which has elements, to `part`, which has some, too; n is added by the caller */
+    /* joins `more` to `part`; both have at least one element. The caller adds more->n to part->n */
     void (*join)(tshi_part *part, const tshi_part *more);
     void (*finish)(const tshi_part *part, const tshi_reduce_params *p, tshi_stat_result *result);
 } tshi_stat;
@@ -18463,7 +18579,7 @@ typedef struct tshi_stat {
     }                                                                                              \
     TSHI_KERNEL_AVX2(name, tshi_reduce_params)
 
-enum { TSHI_STAT_CHUNK = 4096 }; /* sums of so many values are in tsh_real, their sum in double */
+enum { TSHI_STAT_CHUNK = 4096 }; /* values summed in tsh_real; their sums are added in double */
 
 /* -- logsumexp: y = m + log sum e^(x - m), m = max x; dx = dy e^(x - y) ---------- */
 
@@ -18479,7 +18595,8 @@ TSHI_STAT_KERNEL(tshi_stat_logsumexp, tshi_stat_exps);
 static void tshi_stat_join_exps(tshi_part *part, const tshi_part *more) {
     const double own = part->a;
     part->a = own > more->a || own != own ? own : more->a;
-    /* a maximum of -infinity comes with the sum 0, and a finite one makes its factor 0 */
+    /* a part whose maximum is -infinity adds 0: its sum is 0, and so is its factor, if part->a is
+     * finite */
     if (part->a - part->a == 0)
         part->b = part->b * exp(own - part->a) + more->b * exp(more->a - part->a);
 }
@@ -18487,7 +18604,7 @@ static void tshi_stat_join_exps(tshi_part *part, const tshi_part *more) {
 static void tshi_stat_finish_exps(const tshi_part *part, const tshi_reduce_params *p,
                                   tshi_stat_result *result) {
     (void)p;
-    result->value = -(double)INFINITY; /* of no elements: log 0 */
+    result->value = -(double)INFINITY; /* log 0, if there are no elements */
     if (part->n > 0) result->value = part->a - part->a == 0 ? part->a + log(part->b) : part->a;
     result->centre = result->value;
     result->scale = 1;
@@ -18524,22 +18641,22 @@ TSHI_INLINE void tshi_stat_moments(const tsh_real *x, int64_t n, const tshi_redu
     for (i = 0; i + TSHI_BLOCK <= n; i += TSHI_BLOCK)
         tshi_stat_moments_step(lane, x + i, TSHI_BLOCK, mean);
     tshi_stat_moments_step(lane, x + i, (int)(n - i), mean);
-    for (k = 1; k < TSHI_BLOCK; k++) { /* in a fixed order */
+    for (k = 1; k < TSHI_BLOCK; k++) { /* adds up the lanes in order */
         lane[0] += lane[k];
         lane[TSHI_BLOCK] += lane[TSHI_BLOCK + k];
     }
     part->a += lane[0] / (double)n;
     part->b = lane[TSHI_BLOCK] - lane[0] * lane[0] / (double)n;
-    if (part->b < 0) part->b = 0; /* only by rounding */
+    if (part->b < 0) part->b = 0; /* below 0 only by rounding */
 }
 TSHI_STAT_KERNEL(tshi_stat_var, tshi_stat_moments);
 
-/* Joins means and sums of squares (Chan, Golub & LeVeque 1983). */
+/* Joins means, and sums of squared distances from them (Chan, Golub & LeVeque 1983). */
 static void tshi_stat_join_moments(tshi_part *part, const tshi_part *more) {
     const double n = part->n + more->n, apart = more->a - part->a;
     if (apart - apart == 0)
         part->a += apart * (more->n / n);
-    else /* an infinite mean, or NaN; -infinity and -infinity is -infinity */
+    else /* a mean is infinite or NaN; twice -infinity gives -infinity */
         part->a = part->a * (part->n / n) + more->a * (more->n / n);
     part->b += more->b + apart * apart * (part->n * more->n / n);
 }
@@ -18549,7 +18666,8 @@ static void tshi_stat_finish_var(const tshi_part *part, const tshi_reduce_params
     const double freedom = part->n - p->c; /* p->c: the correction */
     result->value = part->n > 0 ? part->b / (freedom > 0 ? freedom : 0) : (double)NAN;
     result->centre = part->a;
-    /* As torch: over all elements, no freedom makes each gradient infinite or NaN. */
+    /* As in torch: if all elements are reduced, freedom <= 0 makes each gradient infinite or
+     * NaN. */
     result->scale = freedom <= 0 && p->axis < 0 ? (double)INFINITY : 2 / freedom;
 }
 
@@ -18565,13 +18683,13 @@ static void tshi_stat_finish_std(const tshi_part *part, const tshi_reduce_params
 /* -- norm: y = (sum |x|^p)^(1/p); dx = dy sign(x) (|x| / y)^(p - 1) --------------
  * 0 at x = 0. For p = 0, y is the number of elements that are not 0, without a gradient. */
 
-/* Defines the kernel that sums F(v) over the row, where v is an element; `rest` is a value for
- * which F is 0. */
+/* Defines the kernel that sums F(v) over the elements v of a row; `rest` is a value for which F is
+ * 0, with which the last block is filled up. */
 #define TSHI_STAT_SUM(name, rest, F)                                                               \
     TSHI_INLINE void tshi_stat_add_##name(tsh_real *lane, const tsh_real *x, tsh_real c) {         \
         tsh_real term[TSHI_BLOCK];                                                                 \
         int i;                                                                                     \
-        (void)c; /* only a general p needs it */                                                   \
+        (void)c; /* only a general p reads it */                                                   \
         TSHI_LANES for (i = 0; i < TSHI_BLOCK; i++) {                                              \
             const tsh_real v = x[i];                                                               \
             term[i] = F;                                                                           \
@@ -18603,7 +18721,8 @@ TSHI_STAT_SUM(two, 0, v *v)
 TSHI_STAT_SUM(any, p->c < 0 ? TSHI_R(INFINITY) : TSHI_R(0), tshi_math_pow(tshi_math_abs(v), c))
 #undef TSHI_STAT_SUM
 
-/* Finds the largest |x|, or the largest -|x| if p is negative, and how many elements have it. */
+/* Finds the largest |x| of a row, or the largest -|x| if p is negative, and how many elements have
+ * it. */
 TSHI_INLINE void tshi_stat_largest(const tsh_real *x, int64_t n, const tshi_reduce_params *p,
                                    tshi_part *part, int fused) {
     enum { PART = 256 };
@@ -18642,7 +18761,7 @@ static void tshi_stat_join_largest(tshi_part *part, const tshi_part *more) {
     }
 }
 
-/* For p 0 and 1. */
+/* Finishes the p-norms for p = 0 and p = 1: the norm is the sum itself. */
 static void tshi_stat_finish_plain(const tshi_part *part, const tshi_reduce_params *p,
                                    tshi_stat_result *result) {
     (void)p;
@@ -18650,7 +18769,7 @@ static void tshi_stat_finish_plain(const tshi_part *part, const tshi_reduce_para
     result->scale = 1;
 }
 
-/* For p 2: dx = dy x / y, 0 if y is 0. */
+/* Finishes the 2-norm y, the root of the sum of squares: dx = dy x / y, 0 if y is 0. */
 static void tshi_stat_finish_two(const tshi_part *part, const tshi_reduce_params *p,
                                  tshi_stat_result *result) {
     (void)p;
@@ -18668,13 +18787,13 @@ static void tshi_stat_finish_largest(const tshi_part *part, const tshi_reduce_pa
                                      tshi_stat_result *result) {
     (void)p;
     result->value = result->centre = fabs(part->a);
-    result->scale = 1 / part->b; /* elements that have the maximum share the gradient */
+    result->scale = 1 / part->b; /* all elements with the maximum share the gradient */
 }
 
 /* -- backward ------------------------------------------------------------------ */
 
 /* Kernels: dx = f(x, g, s), where g is the gradient of the row's result times its scale, and s the
- * row's centre. c is p - 1 of a norm. */
+ * row's centre. c is p - 1 for a p-norm. */
 #define TSHI_STAT_BACKWARD(name, F)                                                                \
     TSHI_MAP_KERNEL(tshi_stat_##name##_dx, tshi_backward_params, p->c, p->add, 3, x, g, s, F)
 TSHI_STAT_BACKWARD(logsumexp, g *tshi_math_exp(x - s, fused))
@@ -18727,8 +18846,8 @@ static void tshi_stat_backward(tshi_node *node) {
 
 /* -- forward ------------------------------------------------------------------- */
 
-/* Joins the parts of `count` rows of all ranks, in the order of ranks, with one all-gather, for an
- * x that is sharded along the rows. */
+/* Joins the parts that all ranks have of `count` rows, in the order of ranks, with one all-gather,
+ * for an x whose rows are divided among the ranks. */
 static void tshi_stat_gather(const tshi_stat *stat, tsh_ctx *ctx, tshi_part *parts, int64_t count) {
     const int64_t size = ctx->tp.size, each = (int64_t)(sizeof *parts / sizeof(double));
     tshi_block *block = tshi_mem_alloc(
@@ -18756,7 +18875,8 @@ static void tshi_stat_gather(const tshi_stat *stat, tsh_ctx *ctx, tshi_part *par
     tshi_mem_release(ctx, block);
 }
 
-/* Computes the statistic of each row of x: the results to `values`, centres and scales to aux. */
+/* Computes the statistic of each row of x: writes results to `values`, centres and then scales to
+ * aux. */
 static void tshi_stat_compute(const tshi_stat *stat, tsh_tensor *x, const tshi_reduction *r,
                               int64_t count, tsh_real *values, tsh_real *aux) {
     tsh_ctx *ctx = x->ctx;
@@ -18784,7 +18904,7 @@ static void tshi_stat_compute(const tshi_stat *stat, tsh_tensor *x, const tshi_r
     tshi_mem_release(ctx, block);
 }
 
-/* Runs a statistic along dim. c: the correction or p, see tshi_reduce_params. */
+/* Runs a statistic along dim. c: the correction of a variance, or the p of a norm. */
 static tsh_tensor *tshi_stat_run(const tshi_stat *stat, tsh_tensor *x, int dim, int keepdim,
                                  double c) {
     tsh_ctx *ctx = x->ctx;
@@ -18808,7 +18928,7 @@ static tsh_tensor *tshi_stat_run(const tshi_stat *stat, tsh_tensor *x, int dim, 
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-/* Defines the tshi_stat of a public function. */
+/* Defines the tshi_stat of a public function, such as tsh_var. */
 #define TSHI_STAT(row, public, kernel, dx, join, finish)                                           \
     static const tshi_stat tshi_stat_##row##_row = {                                               \
         {public, "x", tshi_rule_statistic, tshi_stat_backward, TSHI_X, 0},                         \
@@ -18841,7 +18961,7 @@ TSH_API tsh_tensor *tsh_std(tsh_tensor *x, int dim, double correction, int keepd
     return tshi_stat_run(&tshi_stat_std_row, x, dim, keepdim, tshi_map_option(correction, 1));
 }
 
-/* Returns the way to compute the norm for this p. */
+/* Returns the tshi_stat of the p-norm. */
 static const tshi_stat *tshi_stat_norm(double p) {
     if (p - p != 0) return &tshi_stat_norm_largest_row; /* infinity or -infinity */
     if (p >= 2 && p <= 2) return &tshi_stat_norm_two_row;
@@ -18870,11 +18990,11 @@ TSH_API tsh_tensor *tsh_norm(tsh_tensor *x, double p, int dim, int keepdim) {
 /* ========================================================================== */
 
 /* -- cumsum: y_i = x_0 + ... + x_i;   dx_i = dy_i + dy_(i+1) + ... -----------
- * x and y are dense arrays of shape (outer, n, inner), summed along n, floats in double. The sums
- * of several columns (positions in outer and inner) are computed at a time: of neighbours in inner,
- * or, where inner is short, of neighbours in outer. */
+ * x and y are dense arrays of shape (outer, n, inner), summed along n; floats are added up in
+ * double. A column is the n elements at a position in outer and inner. The sums of several columns,
+ * a group, are computed together: of neighbours in inner, or, where inner is short, in outer. */
 
-/* The most columns at a time that are neighbours in inner, and in outer. */
+/* Max columns of a group: of neighbours in inner (WIDE), of neighbours in outer (FEW). */
 enum { TSHI_CUMSUM_WIDE = 256, TSHI_CUMSUM_FEW = 4 };
 
 typedef struct tshi_cumsum {
@@ -18882,11 +19002,11 @@ typedef struct tshi_cumsum {
     void *y;
     int64_t outer, n, inner;
     int integers;
-    int reverse; /* 1: sums from the end */
+    int reverse; /* 1: sums from the last element to the first */
 } tshi_cumsum;
 
-/* Defines the function that sums m columns of n elements: column l begins at x[l * next], and its
- * elements are `step` apart (negative: in reverse). */
+/* Defines tshi_cumsum_<name>, which computes the cumulative sums of m columns of n elements: column
+ * l begins at x[l * next], and its elements are `step` apart (negative: in reverse). */
 #define TSHI_CUMSUM_COLUMNS(name, type, sum_type)                                                  \
     TSHI_INLINE void tshi_cumsum_##name##_columns(const type *x, type *y, int64_t n, int64_t step, \
                                                   int64_t next, int64_t m) {                       \
@@ -18904,7 +19024,7 @@ typedef struct tshi_cumsum {
         type *y = (type *)job->y + first;                                                          \
         if (next == 1)                                                                             \
             tshi_cumsum_##name##_columns(x, y, job->n, step, 1, m);                                \
-        else if (m == TSHI_CUMSUM_FEW) /* of a constant m: the sums stay in registers */           \
+        else if (m == TSHI_CUMSUM_FEW) /* m is a constant, so the sums stay in registers */        \
             tshi_cumsum_##name##_columns(x, y, job->n, step, next, TSHI_CUMSUM_FEW);               \
         else                                                                                       \
             tshi_cumsum_##name##_columns(x, y, job->n, step, next, m);                             \
@@ -18916,8 +19036,8 @@ TSHI_CUMSUM_COLUMNS(integers, int64_t, uint64_t) /* unsigned: overflow wraps aro
 /* The groups of columns whose sums are computed together. */
 typedef struct tshi_cumsum_groups {
     int by_inner; /* 1: the columns of a group are neighbours in inner, 0: in outer */
-    int64_t most; /* columns of a group; the last one may have fewer */
-    int64_t each; /* groups that cover inner, or outer */
+    int64_t most; /* columns of a group; the last group may have fewer */
+    int64_t each; /* number of groups that cover inner, or outer */
     int64_t count;
 } tshi_cumsum_groups;
 
@@ -18930,11 +19050,12 @@ static tshi_cumsum_groups tshi_cumsum_group(const tshi_cumsum *job) {
     return g;
 }
 
-/* Sums the groups `from` to `to` - 1 of a tshi_cumsum, which is `user`. A tshi_team_fn. */
+/* Computes the cumulative sums of groups [from, to) of columns; a tshi_team_fn. user: a
+ * tshi_cumsum. */
 static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
     const tshi_cumsum *job = (const tshi_cumsum *)user;
     const tshi_cumsum_groups g = tshi_cumsum_group(job);
-    const int64_t whole = job->n * job->inner; /* elements of one position in outer */
+    const int64_t whole = job->n * job->inner; /* elements per position in outer */
     int64_t i, first, at, m;
     (void)piece;
     for (i = from; i < to; i++) {
@@ -18948,7 +19069,7 @@ static void tshi_cumsum_piece(void *user, int piece, int64_t from, int64_t to) {
     }
 }
 
-/* Computes all sums on the rank's threads. */
+/* Computes the cumulative sums of all columns on the rank's threads. */
 static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
     const tshi_cumsum_groups g = tshi_cumsum_group(job);
     if (job->n && g.count)
@@ -18956,7 +19077,7 @@ static void tshi_cumsum_run(const tsh_ctx *ctx, tshi_cumsum *job) {
                       tshi_cumsum_piece, job);
 }
 
-/* What backward needs of the call: the local sizes. */
+/* What backward of tsh_cumsum needs of the call: its local sizes. */
 typedef struct tshi_cumsum_params {
     int64_t outer, n, inner;
 } tshi_cumsum_params;
@@ -18967,7 +19088,7 @@ static void tshi_cumsum_backward(tshi_node *node) {
     tshi_dest dest;
     tshi_block *scratch;
     if (!tshi_tape_dest(node, 0, &dest)) return;
-    job.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest itself, or *scratch */
+    job.y = tshi_op_dense_dest(node->in[0], &dest, &scratch); /* dest.data, or dense scratch */
     if (!job.y) return;
     tshi_cumsum_run(node->out->ctx, &job);
     tshi_op_accumulate(node->in[0], &dest, scratch);
@@ -19006,7 +19127,7 @@ TSH_API tsh_tensor *tsh_cumsum(tsh_tensor *x, int dim) {
 
 /* -- prod: y = x_0 x_1 ...;   dx_i = dy times the product of all other x -----------
  * Products are computed in double. The product of the others is that of the elements before times
- * that of the elements after, so zeros are nothing special. */
+ * that of the elements after, so zeros need no special case. */
 
 TSHI_INLINE void tshi_cumsum_prod_body(int64_t rows, const tshi_operand *operand,
                                        const tshi_reduce_params *p) {
@@ -19025,8 +19146,8 @@ TSHI_INLINE void tshi_cumsum_prod_body(int64_t rows, const tshi_operand *operand
 }
 TSHI_KERNEL(tshi_cumsum_prod, tshi_reduce_params);
 
-/* Operands: dx and x, dense rows of p->n values; dy, one value for each row; scratch for p->n
- * doubles: the products of the elements before each. */
+/* Backward of tsh_prod for some rows. Operands: dx and x, dense rows of n values; dy, one value for
+ * each row; scratch for n doubles: for each element, the product of those before it. */
 static void tshi_cumsum_prod_grad(int64_t rows, const tshi_operand *operand, const void *params) {
     const int64_t n = ((const tshi_reduce_params *)params)->n;
     tsh_real *dx = (tsh_real *)operand[0].data;
@@ -19084,13 +19205,14 @@ TSH_API tsh_tensor *tsh_prod(tsh_tensor *x, int dim, int keepdim) {
     int64_t i;
     if (!ctx || !tshi_reduce_plan(&tshi_cumsum_prod_op, x, dim, keepdim, &r)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_prod", x->dtype, &r.shape, &r.layout);
-    y = out ? tshi_kernel_output(out, &unrounded) : NULL; /* out's values, or *unrounded */
+    /* where results go as tsh_real: to out's own memory, or to *unrounded until they are rounded */
+    y = out ? tshi_kernel_output(out, &unrounded) : NULL;
     if (!y) return NULL;
     xs = tshi_reduce_rows(x, r.params.axis); /* x with the axis last */
     rows = tshi_reduce_job(tshi_cumsum_prod, x, &r.params);
     rows.x[0] = tshi_kernel_reals(y, 1);
     rows.x[1] = tshi_kernel_reals(tshi_kernel_packed_reals(&xs, &scratch), r.params.n);
-    for (i = 0; i < tsh_local_numel(out) && !r.params.n; i++) y[i] = 1; /* of no values */
+    for (i = 0; i < tsh_local_numel(out) && !r.params.n; i++) y[i] = 1; /* empty product */
     if (ctx->error.code == TSH_OK) tshi_kernel_run_rows(ctx, &rows, r.params.n);
     tshi_mem_release(ctx, scratch);
     tshi_kernel_output_done(out, unrounded); /* rounds to out's dtype */
@@ -19108,7 +19230,7 @@ TSH_API tsh_tensor *tsh_prod(tsh_tensor *x, int dim, int keepdim) {
  * its own. No node is recorded for it: a gradient of the view is added to the base's accumulators
  * at the view's offset and strides. Only concat copies values, and reshape if no strides fit. */
 
-/* Makes dimension `from` of x the dimension d of its view. */
+/* Makes dimension `from` of x dimension d of x's view: length, stride and sharding. */
 static void tshi_view_dim(tsh_tensor *view, int d, const tsh_tensor *x, int from) {
     view->dim[d] = x->dim[from];
     view->local[d] = x->local[from];
@@ -19179,8 +19301,8 @@ static int tshi_view_segments(tsh_tensor *out, int d, int64_t start, int64_t len
     return kept && at == end; /* 0: the slice ends inside a segment */
 }
 
-/* Adds advice to `hint`, a part of an error's text, if the sharded dimension of x has one segment
- * but seems to consist of `parts` fused parts, such as Q, K and V: how the plan declares these. */
+/* Adds to `hint`, a part of an error's text, how a plan declares fused parts such as Q, K and V, if
+ * the sharded dimension of x has one segment but may consist of `parts` fused parts. */
 static TSHI_COLD void tshi_view_hint_fused(const tsh_tensor *x, int64_t parts, char *hint,
                                            size_t size) {
     if (x->layout.segments == 1 && parts > 1 && parts <= TSH_MAX_SEGMENTS)
@@ -19246,7 +19368,7 @@ TSH_API tsh_result tsh_split(tsh_tensor *x, int dim, int n, tsh_tensor **parts) 
 static void tshi_view_concat_backward(tshi_node *node) {
     int dim = *(const int *)node->params, i;
     tsh_real *g = tshi_tape_grad(node);
-    int64_t at = 0; /* where part i starts in dy, along dim */
+    int64_t at = 0; /* index along dim at which part i starts in dy */
     for (i = 0; i < node->n; i++) {
         const tsh_tensor *part = node->in[i];
         tshi_dest dest;
@@ -19424,9 +19546,9 @@ static int tshi_view_layout(const tsh_tensor *x, const tsh_shape *shape, tsh_lay
                         : tshi_view_no_shards(x, shape, layout);
 }
 
-/* Adds advice to `hint`, a part of an error's text, if a reshape that is refused splits the sharded
- * dimension of x into fused parts or heads, as (3 H D) to (3, H, D), or (H D) to (H, D): how the
- * plan declares these. */
+/* Adds to `hint`, a part of an error's text, how a plan declares fused parts or heads, if the
+ * reshape that is refused splits the sharded dimension of x into such, as (3 H D) to (3, H, D), or
+ * (H D) to (H, D). */
 static TSHI_COLD void tshi_view_hint_split(const tsh_tensor *x, const tsh_shape *shape, char *hint,
                                            size_t size) {
     int a0 = 0, a1 = 0, b0 = 0, b1 = 0, heads; /* heads: which dimension of shape counts heads */
@@ -19517,7 +19639,8 @@ TSH_API tsh_tensor *tsh_reshape(tsh_tensor *x, tsh_shape shape) {
 
 /* -- squeeze, unsqueeze, stack ----------------------------------------------- */
 
-/* Returns the dimension of a tensor of ndim + 1 dimensions that dim names; -1: there is none. */
+/* Returns the index that dim (negative: from the end) gives to a dimension that is added to ndim
+ * others; -1: there is none. */
 static int tshi_shape_place(int ndim, int dim) {
     const int at = dim < 0 ? dim + ndim + 1 : dim;
     return at >= 0 && at <= ndim ? at : -1;
@@ -19578,7 +19701,8 @@ TSH_API tsh_tensor *tsh_unsqueeze(tsh_tensor *x, int dim) {
     return out;
 }
 
-/* Returns 1 if part i can be stacked on part 0; else 0 and an error. */
+/* Returns 1 if part i can be stacked on part 0: it has the same shape and layout, and a dtype that
+ * can be converted; else 0 and an error. */
 static int tshi_shape_stacks(tsh_tensor *const *parts, int i) {
     const tsh_tensor *p = parts[i], *first = parts[0];
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
@@ -19600,7 +19724,7 @@ static int tshi_shape_stacks(tsh_tensor *const *parts, int i) {
 }
 
 TSH_API tsh_tensor *tsh_stack(tsh_tensor *const *parts, int n, int dim) {
-    enum { MOST = 30 }; /* as in tsh_concat */
+    enum { MOST = 30 }; /* most parts, as in tsh_concat */
     tsh_ctx *ctx = n > 0 && parts ? tshi_tensor_check("tsh_stack", "parts[]", parts, n) : NULL;
     tsh_tensor *row[MOST];
     int i, at;
@@ -19621,7 +19745,8 @@ TSH_API tsh_tensor *tsh_stack(tsh_tensor *const *parts, int n, int dim) {
 
 /* -- expand, tile, repeat_interleave ------------------------------------------ */
 
-/* Adds the gradient of the output to that of x, summed over repeated elements. */
+/* Backward of expand, tile and repeat_interleave: adds the gradient of the output to that of x,
+ * summed over repeated elements. */
 static void tshi_shape_expand_backward(tshi_node *node) {
     tsh_tensor *out = node->out;
     tshi_loop loop;
@@ -19651,7 +19776,8 @@ static tsh_tensor *tshi_shape_expanded(const tshi_op *op, tsh_tensor *x, tsh_sha
     }
     for (d = 0; d < moves.skip && fits; d++) fits = shape.dim[d] >= 0;
     if (!fits) {
-        if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS) shape.ndim = 0; /* for the text */
+        /* an invalid ndim: the error's text gets no sizes */
+        if (shape.ndim < 0 || shape.ndim > TSH_MAX_DIMS) shape.ndim = 0;
         return tshi_error_null(x->ctx, TSH_ERR_SHAPE,
                                "%s: %s does not broadcast to %s; counted from the last one, sizes "
                                "are equal, 1 in x, or -1: tsh_reshape",
@@ -19692,12 +19818,12 @@ static tsh_tensor *tshi_shape_repeated(const tshi_op *op, tsh_tensor *x, int d, 
     shape.dim[whole ? d : d + 1] = r;
     row = tshi_shape_expanded(op, row, shape);
     if (!row) return NULL;
-    merged.dim[d] *= r; /* no overflow: the elements of row were counted */
+    merged.dim[d] *= r; /* no overflow: row has as many elements */
     return tsh_reshape(row, merged);
 }
 
-/* Returns 1 if x can be repeated r times along dimension d; else 0 and an error. merges: 1 if the
- * layout allows it also along the sharded dimension. */
+/* Returns 1 if x can be repeated r times along dimension d; else 0 and an error. merges 1: this may
+ * be the sharded dimension, unless r is 0. */
 static int tshi_shape_repeats(const char *op, const tsh_tensor *x, int d, int64_t r, int merges) {
     const int cut = x->layout.kind == TSH_SHARDED && x->layout.dim == d;
     char text[TSHI_TEXT_SIZE];
@@ -19750,7 +19876,8 @@ TSH_API tsh_tensor *tsh_repeat_interleave(tsh_tensor *x, int64_t repeats, int di
 
 /* -- slice_step ----------------------------------------------------------------- */
 
-/* Returns a bound of a Python slice of n elements: negative ones count from the end; clamped. */
+/* Returns bound `at` of a Python slice of n elements as an index in [0, n]: a negative one counts
+ * from the end. */
 static int64_t tshi_shape_bound(int64_t at, int64_t n) {
     if (at < 0) at = at < -n ? 0 : at + n;
     return tshi_base_min(at, n);
@@ -19804,22 +19931,22 @@ TSH_API tsh_tensor *tsh_slice_step(tsh_tensor *x, int dim, int64_t start, int64_
 
 /* -- pad, flip, roll: boxes ----------------------------------------------------
  * Along each dimension, the output consists of at most three runs, whose elements are x's in order,
- * in reverse order, or all the same one. A run of each dimension together are a box, which is one
- * strided copy. */
+ * in reverse order, or all the same one. One run of each dimension make up a box: its elements are
+ * copied by one strided loop. */
 
 typedef struct tshi_pad_run {
-    /* elements to, to + 1, ... of the output are from, from + step, ... of x */
+    /* elements to, to + 1, ... of the output are elements from, from + step, ... of x */
     int64_t to, from, length;
-    int64_t step; /* 1, -1 or 0 */
+    int64_t step; /* 1; -1: in reverse; 0: the same element repeated */
 } tshi_pad_run;
 
-/* The runs of each dimension: the params of the node. */
+/* The runs along each dimension; the params of the node. */
 typedef struct tshi_pad_runs {
     int count[TSH_MAX_DIMS];
     tshi_pad_run run[TSH_MAX_DIMS][3];
 } tshi_pad_runs;
 
-/* Adds a run to dimension d, behind those that are there, unless it is empty. */
+/* Appends a run to those of dimension d, unless it is empty. */
 static void tshi_pad_add_run(tshi_pad_runs *runs, int d, int64_t from, int64_t length,
                              int64_t step) {
     const tshi_pad_run *last = runs->count[d] ? &runs->run[d][runs->count[d] - 1] : NULL;
@@ -19832,14 +19959,14 @@ static void tshi_pad_add_run(tshi_pad_runs *runs, int d, int64_t from, int64_t l
     runs->run[d][runs->count[d]++] = run;
 }
 
-/* Sets the runs of dimensions that stay as they are. */
+/* Gives each dimension one run, which copies it unchanged. */
 static void tshi_pad_same_runs(tshi_pad_runs *runs, const tsh_tensor *x) {
     int d;
     memset(runs, 0, sizeof *runs);
     for (d = 0; d < x->ndim; d++) tshi_pad_add_run(runs, d, 0, x->local[d], 1);
 }
 
-/* One side of a box: the data that it reads or writes. */
+/* One side of a copy: the array that is read or written, and its strides. */
 typedef struct tshi_pad_side {
     tshi_operand data;
     const int64_t *stride;
@@ -19853,7 +19980,8 @@ static tshi_pad_side tshi_pad_side_of(void *data, const int64_t *stride, tsh_dty
 }
 
 /* Runs `kernel` over the box that has run choice[d] along each dimension d: from x to y, or, if
- * backward is 1, from y to x. x: in the shape of an op's input, y: of its output. */
+ * backward is 1, from y to x. x: an array in the shape of the op's input; y: in that of its output,
+ * which is `like`. */
 static void tshi_pad_box(const tsh_tensor *like, const tshi_pad_runs *runs, const int *choice,
                          tshi_pad_side x, tshi_pad_side y, int backward, tshi_kernel_fn kernel) {
     tshi_loop loop;
@@ -19878,14 +20006,15 @@ static void tshi_pad_boxes(const tsh_tensor *like, const tshi_pad_runs *runs, ts
                            tshi_pad_side y, int backward, tshi_kernel_fn kernel) {
     int choice[TSH_MAX_DIMS] = {0}, d;
     for (d = 0; d < like->ndim; d++)
-        if (!runs->count[d]) return; /* the output, or what of it is x's, is empty */
+        if (!runs->count[d]) return; /* no element of the output is from x */
     do {
         tshi_pad_box(like, runs, choice, x, y, backward, kernel);
         for (d = like->ndim - 1; d >= 0 && ++choice[d] == runs->count[d]; d--) choice[d] = 0;
     } while (d >= 0);
 }
 
-/* Adds the gradients of the output's elements to those of the elements of x that they are. */
+/* Backward of pad, flip and roll: adds the gradient of each output element that is from x to that
+ * of the element of x. */
 static void tshi_pad_boxes_backward(tshi_node *node) {
     const tshi_pad_runs *runs = (const tshi_pad_runs *)node->params;
     const tsh_tensor *out = node->out;
@@ -19899,8 +20028,8 @@ static void tshi_pad_boxes_backward(tshi_node *node) {
 /* Fills out with a value. */
 static void tshi_pad_fill(tsh_tensor *out, double value) {
     static const int64_t still[TSH_MAX_DIMS] = {0, 0, 0,
-                                                0, 0, 0}; /* strides: one element for all */
-    double element[1];                                    /* memory for an element of any dtype */
+                                                0, 0, 0}; /* 0: always one element */
+    double element[1];                                    /* the value, in out's dtype */
     tshi_loop loop;
     tshi_dtype_put(out->dtype, element, 0, value);
     tshi_kernel_space(&loop, out);
@@ -19909,8 +20038,8 @@ static void tshi_pad_fill(tsh_tensor *out, double value) {
     tshi_kernel_run(&loop, tshi_kernel_copy, NULL);
 }
 
-/* Runs op, which copies the boxes of x to an output of this shape. fill: what the rest of it
- * becomes, or NULL if the boxes are all of it. */
+/* Runs op: makes an output as *output says, and copies the boxes of x to it. fill: the value of
+ * elements outside all boxes; NULL: there are none. */
 static tsh_tensor *tshi_pad_moved(const tshi_op *op, tsh_tensor *x, const tshi_pad_runs *runs,
                                   const tshi_output *output, const double *fill) {
     tsh_tensor *out = tshi_tensor_out(x->ctx, op->name, x->dtype, &output->shape, &output->layout);
@@ -19952,7 +20081,7 @@ static tsh_tensor *tshi_pad_turned(const tshi_op *op, tsh_tensor *x, int dim, in
     tshi_pad_same_runs(&runs, x);
     n = x->dim[axis];
     runs.count[axis] = 0;
-    shift = n ? (shift % n + n) % n : 0; /* in [0, n) */
+    shift = n ? (shift % n + n) % n : 0; /* brought into [0, n) */
     if (flip) {
         tshi_pad_add_run(&runs, axis, n - 1, n, -1);
     } else {
@@ -19970,12 +20099,14 @@ TSH_API tsh_tensor *tsh_roll(tsh_tensor *x, int64_t shift, int dim) {
     return tshi_pad_turned(&tshi_pad_roll_op, x, dim, shift, 0);
 }
 
-/* Sets the runs of dimension d, of length n, padded by `before` and `after`. */
+/* Sets the runs of dimension d, of length n, padded by `before` and `after` elements (negative:
+ * elements are cut off). */
 static void tshi_pad_set_runs(tshi_pad_runs *runs, int d, int64_t n, int64_t before, int64_t after,
                               tsh_pad_mode mode) {
-    const int64_t from = before < 0 ? -before : 0; /* first element of x that stays */
-    const int64_t end = after < 0 ? n + after : n; /* where those that stay end */
-    const int64_t step = mode == TSH_PAD_REFLECT ? -1 : mode == TSH_PAD_CIRCULAR; /* 0: replicate */
+    const int64_t from = before < 0 ? -before : 0; /* first element of x that is kept */
+    const int64_t end = after < 0 ? n + after : n; /* end of the elements that are kept */
+    /* 1: in order, -1: in reverse, 0: one element repeated */
+    const int64_t step = mode == TSH_PAD_REFLECT ? -1 : mode == TSH_PAD_CIRCULAR;
     runs->count[d] = 0;
     if (mode != TSH_PAD_CONSTANT)
         tshi_pad_add_run(runs, d,
@@ -19994,11 +20125,13 @@ static void tshi_pad_set_runs(tshi_pad_runs *runs, int d, int64_t n, int64_t bef
         runs->run[d][0].to = before;
 }
 
-/* Returns 1 if a dimension of length n can be padded so; else 0 and an error. */
+/* Returns 1 if dimension d of x can be padded by `before` and `after` in this mode; else 0 and an
+ * error. */
 static int tshi_pad_fits(const tsh_tensor *x, int d, int64_t before, int64_t after,
                          tsh_pad_mode mode) {
     const int64_t n = x->dim[d], longest = INT64_MAX / 16, most = before > after ? before : after;
-    const int64_t cut = (before < 0 ? before : 0) + (after < 0 ? after : 0); /* what is cut off */
+    /* minus the number of elements that are cut off */
+    const int64_t cut = (before < 0 ? before : 0) + (after < 0 ? after : 0);
     const char *why = NULL;
     char text[TSHI_TEXT_SIZE];
     if (before < -n || after < -n || before > longest || after > longest || n + before + after < 0)
@@ -20019,7 +20152,7 @@ TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mo
     const tshi_op *op = &tshi_pad_op;
     tsh_ctx *ctx = tshi_tensor_check("tsh_pad", "x", &x, 1);
     const int constant = mode == TSH_PAD_CONSTANT;
-    /* not linear if it puts a number other than 0 (or a NaN) beside the sum */
+    /* x may be a partial sum, as the op is linear, unless it pads with a number other than 0 */
     tshi_rule_moves moves = {0, !constant || (value <= 0 && value >= 0), 0};
     tshi_pad_runs runs;
     tshi_output output;
@@ -20048,16 +20181,16 @@ TSH_API tsh_tensor *tsh_pad(tsh_tensor *x, const int64_t *pad, int n, tsh_pad_mo
 
 /* -- tril, triu ------------------------------------------------------------------- */
 
-/* A job: copies or adds the triangles of x to y, and may set the rest of y to 0. Backward takes a
- * copy of it from the node and replaces all fields but `diagonal` and `upper`. */
+/* A job that copies or adds the triangle of each matrix of x to y, and may set the rest of y to 0.
+ * Backward takes a copy of it from the node and replaces all fields but `diagonal` and `upper`. */
 typedef struct tshi_pad_triangle {
     int64_t diagonal;
     int upper;                         /* 0: tril, 1: triu */
     int zero;                          /* 1: sets the elements outside the triangle to 0 */
     const tsh_tensor *like;            /* the op's input or output: shape and layout */
-    tshi_pad_side y, x;                /* of that shape */
-    tshi_kernel_fn kernel;             /* what it does with the elements inside */
-    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's columns, in `ranges` ranges */
+    tshi_pad_side y, x;                /* arrays of that shape */
+    tshi_kernel_fn kernel;             /* copies or adds the elements of the triangle */
+    tsh_range range[TSH_MAX_SEGMENTS]; /* this rank's columns: `ranges` ranges */
     int ranges;
 } tshi_pad_triangle;
 
@@ -20074,16 +20207,16 @@ static void tshi_pad_triangle_columns(tshi_kernel_fn kernel, const tshi_operand 
     kernel(to - from, part, NULL);
 }
 
-/* Does one row, whose global index is `row`. operand: the rows of y and of x, and of y and of an
- * element that is 0. */
+/* Handles one row of a matrix, whose global index is `row`. Operands: yx, the row of y and that of
+ * x; y0, the row of y and a single 0. */
 static void tshi_pad_triangle_row(const tshi_pad_triangle *job, int64_t row, const tshi_operand *yx,
                                   const tshi_operand *y0) {
     int64_t local = 0; /* first local column of range s */
     int s;
     for (s = 0; s < job->ranges; local += job->range[s++].length) {
         const int64_t n = job->range[s].length;
-        /* the first `low` columns of the range are those of the lower triangle that triu sets to
-         * 0, or that tril keeps */
+        /* the first `low` columns of the range are below the diagonal, for tril also on it: triu
+         * sets them to 0, tril keeps them */
         int64_t low = row + job->diagonal + !job->upper - job->range[s].start;
         low = low < 0 ? 0 : tshi_base_min(low, n);
         tshi_pad_triangle_columns(job->kernel, yx, local + (job->upper ? low : 0),
@@ -20094,7 +20227,7 @@ static void tshi_pad_triangle_row(const tshi_pad_triangle *job, int64_t row, con
     }
 }
 
-/* A tshi_team_fn: does the rows [from, to) of all matrices. */
+/* A tshi_team_fn: handles rows [from, to), counted over all matrices. */
 static void tshi_pad_triangle_rows(void *data, int piece, int64_t from, int64_t to) {
     static const double zero[1] = {0}; /* an element that is 0, of any dtype */
     const tshi_pad_triangle *job = (const tshi_pad_triangle *)data;
@@ -20141,7 +20274,7 @@ static void tshi_pad_triangle_run(tshi_pad_triangle *job, const tsh_tensor *like
                       tshi_pad_triangle_rows, job);
 }
 
-/* Adds the gradient of the output's triangles to that of x. */
+/* Backward of tril and triu: adds the gradient of the output's triangles to that of x. */
 static void tshi_pad_triangle_backward(tshi_node *node) {
     tshi_pad_triangle job = *(const tshi_pad_triangle *)node->params;
     tsh_tensor *out = node->out;
@@ -20175,7 +20308,7 @@ static tsh_tensor *tshi_pad_triangles(const tshi_op *op, tsh_tensor *x, int64_t 
     out = tshi_tensor_out(ctx, op->name, x->dtype, &shape, &x->layout);
     if (!out) return NULL;
     memset(&job, 0, sizeof job);
-    /* further diagonals give the same; so sums with row numbers cannot overflow */
+    /* clamped: further diagonals give the same result, but sums with row numbers could overflow */
     job.diagonal = tshi_dtype_clamp(diagonal, -shape.dim[x->ndim - 2] - 1,
                                     shape.dim[x->ndim - 1] + 1);
     job.upper = upper;
@@ -20202,13 +20335,14 @@ TSH_API tsh_tensor *tsh_triu(tsh_tensor *x, int64_t diagonal) {
 /* Needs: >>op-shape.                                                         */
 /* ========================================================================== */
 
-/* Every op here runs over the elements of an index. Each belongs to one element of `each`, which
- * has the shape of the loop, and to one of `whole`: there, the index takes the place of the
- * coordinate along the axis.
+/* Every op here loops over the elements of an index tensor. Each of them belongs to one element of
+ * `each`, a tensor with the shape of the loop, and to one element of `whole`, the tensor that is
+ * indexed: its coordinates are the same, but along the axis it is the index's value.
  *   gather, index_select:  each = whole[index];   backward: dwhole[index] += deach
  *   scatter_add:           whole[index] += each;  backward: deach = dwhole[index]
- * The loop is a tshi_loop along which `whole` has stride 0 on the axis. As threads never cut a
- * dimension along which operand 0 has stride 0, sums run in the order of the index. */
+ * The loop is a tshi_loop in which `whole` has stride 0 along the axis: kernels add the offset of
+ * the index. Threads never divide a dimension along which operand 0 has stride 0, so sums run in
+ * the order of the index. */
 
 /* One loop over an index. */
 typedef struct tshi_index_job {
@@ -20220,19 +20354,20 @@ typedef struct tshi_index_job {
     int64_t index_stride[TSH_MAX_DIMS]; /* 0: the same index for all elements along the dimension */
 } tshi_index_job;
 
-/* The parameters of the kernels below, whose operands are the one that is written, the one that is
- * read, and the index. Each thread has its own. */
+/* Parameters of the kernels below; each thread has a copy of its own. Operand 0 of a kernel is
+ * written, operand 1 is read, operand 2 is the index. */
 typedef struct tshi_index_params {
     int64_t along; /* stride of `whole` along the axis */
     int64_t last;  /* the largest index that is allowed, if checks is 1 */
     int checks, isa;
     int holes; /* 1: an index of -1 reads 0 and adds nothing */
-    int *bad; /* becomes 1 if an index is out of range; its block is left out */
+    int *bad; /* set to 1 if an index is out of range; its block is skipped */
 } tshi_index_params;
 
 enum { TSHI_INDEX_BLOCK = 256 }; /* how many indices are converted at a time */
 
-/* Returns m <= TSHI_INDEX_BLOCK indices from element e on: in place, or converted in pad. */
+/* Returns m <= TSHI_INDEX_BLOCK indices as int64_t, from element e of `index` on: in place, or
+ * converted to pad. */
 static const int64_t *tshi_index_load(const tshi_operand *index, int64_t e, int64_t m,
                                       int64_t *pad) {
     const tshi_dtype *row = &tshi_dtypes[index->dtype];
@@ -20241,20 +20376,22 @@ static const int64_t *tshi_index_load(const tshi_operand *index, int64_t e, int6
     return pad;
 }
 
-/* Does what tshi_index_load does, and checks the indices. Returns NULL if one is out of range. */
+/* Does what tshi_index_load does, and checks the indices. Returns NULL if an index is out of
+ * range. */
 static const int64_t *tshi_index_checked(const tshi_operand *index, int64_t e, int64_t m,
                                          int64_t *pad, const tshi_index_params *p) {
     const int64_t *at = tshi_index_load(index, e, m, pad), last = p->last;
-    int64_t i, signs = 0; /* below 0 if one is out of range */
+    int64_t i, signs = 0; /* below 0 if an index is out of range */
     if (!p->checks) return at;
-    for (i = 0; i < m; i++) /* the difference is not taken of one below 0: that could overflow */
+    /* the sign bit is masked: last minus an index below 0 could overflow */
+    for (i = 0; i < m; i++)
         signs |= at[i] | (last - (at[i] & INT64_MAX));
     if (signs >= 0) return at;
     *p->bad = 1;
     return NULL;
 }
 
-/* Does y[i] = x[index[i]] for a run with one index: copies a row. */
+/* Computes y[i] = x[index[i]] for n elements that have the same index: copies a row. */
 static void tshi_index_copy_row(int64_t n, const tshi_operand *x, const tshi_index_params *p) {
     static const double zero[1] = {0}; /* an element that is 0, of any dtype */
     int64_t pad[1], at;
@@ -20322,8 +20459,8 @@ static void tshi_index_scatter(int64_t n, const tshi_operand *x, const void *par
     const int64_t along = p->along, sy = x[0].step, sx = x[1].step;
     const tshi_dtype *row = &tshi_dtypes[x[1].dtype];
     int64_t pad[TSHI_INDEX_BLOCK], e, i, m;
-    tsh_real values[TSHI_INDEX_BLOCK];          /* x, converted */
-    if (!x[2].step && x[0].dtype == TSH_REAL) { /* one index: adds a row */
+    tsh_real values[TSHI_INDEX_BLOCK];          /* a block of x, converted */
+    if (!x[2].step && x[0].dtype == TSH_REAL) { /* one index for all: adds a row */
         tshi_operand to[2];
         const int64_t *at = tshi_index_checked(&x[2], 0, 1, pad, p);
         if (!at || *at < 0) return;
@@ -20372,10 +20509,11 @@ static void tshi_index_gather_add(int64_t n, const tshi_operand *x, const void *
 typedef struct tshi_index_pieces {
     const tshi_loop *loop;
     tshi_index_params params;
-    int bad[64]; /* at most so many pieces; bad[piece]: 1 if an index is out of range */
+    int bad[64]; /* bad[piece]: 1 if an index in it is out of range; at most 64 pieces */
 } tshi_index_pieces;
 
-/* A tshi_team_fn: does what tshi_kernel_piece does. */
+/* A tshi_team_fn: runs the kernel on piece [from, to) of the loop, as tshi_kernel_piece does, with
+ * parameters of its own. */
 static void tshi_index_piece(void *data, int piece, int64_t from, int64_t to) {
     tshi_index_pieces *job = (tshi_index_pieces *)data;
     tshi_index_params params = job->params;
@@ -20389,8 +20527,8 @@ static void tshi_index_piece(void *data, int piece, int64_t from, int64_t to) {
 }
 
 /* Runs a kernel over the job. scatter: 1 if it writes to `whole`, 0 if it writes to `each`. Returns
- * 0 if an index is out of [0, limit); INT64_MAX: they were checked before. Threads divide a
- * dimension as tshi_kernel_run does. */
+ * 0 if an index is out of [0, limit); limit INT64_MAX: the indices were checked before. Threads
+ * divide a dimension as tshi_kernel_run does. */
 static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn kernel,
                           int64_t limit) {
     enum { MIN_ELEMENTS = 1 << 14 }; /* min elements per thread: fewer would not pay */
@@ -20398,7 +20536,7 @@ static int tshi_index_run(const tshi_index_job *job, int scatter, tshi_kernel_fn
     tshi_index_pieces all;
     tshi_loop loop;
     int d, bad = 0;
-    /* the number of pieces is at most that of all.bad */
+    /* at most 64 pieces, the length of all.bad */
     int pieces = (int)tshi_base_min(tshi_team_parts(job->space->ctx, count, MIN_ELEMENTS), 64);
     memset(&all, 0, sizeof all);
     all.loop = &loop;
@@ -20437,7 +20575,7 @@ static TSHI_COLD void tshi_index_refuse(const char *op, const tsh_tensor *index,
                                         int dim) {
     const int64_t n = tsh_local_numel(index);
     tshi_block *scratch;
-    const void *values = tshi_kernel_packed(index, &scratch); /* dense */
+    const void *values = tshi_kernel_packed(index, &scratch); /* the indices, dense */
     int64_t i, at = 0;
     for (i = 0; i < n && values; i++) {
         at = tshi_tensor_integer(index, values, i);
@@ -20475,7 +20613,7 @@ static int tshi_index_dest(tshi_node *node, int i, tshi_dest *dest) {
     return 1;
 }
 
-/* Returns 1 if t is an index: integers; else 0 and an error. */
+/* Returns 1 if the dtype of `index` is an integer one; else 0 and an error. */
 static int tshi_index_integers(const char *op, const tsh_tensor *index) {
     if (!tshi_dtypes[index->dtype].floating) return 1;
     return tshi_error_zero(index->ctx, TSH_ERR_DTYPE,
@@ -20483,8 +20621,8 @@ static int tshi_index_integers(const char *op, const tsh_tensor *index) {
                            op, tshi_dtype_name(index->dtype));
 }
 
-/* Checks index along the axis of x, and also src if that is not NULL (see tsh_gather and
- * tsh_scatter_add). Returns 0 and an error if the sizes do not fit. */
+/* Checks the shape of an index along the axis of x, and also that of src if that is not NULL (see
+ * tsh_gather and tsh_scatter_add). Returns 0 and an error if the sizes do not fit. */
 static int tshi_index_sizes(const char *op, const tsh_tensor *x, int axis, const tsh_tensor *index,
                             const tsh_tensor *src) {
     char tx[TSHI_TEXT_SIZE], ti[TSHI_TEXT_SIZE], ts[TSHI_TEXT_SIZE];
@@ -20501,7 +20639,7 @@ static int tshi_index_sizes(const char *op, const tsh_tensor *x, int axis, const
         src ? tshi_tensor_text(src, ts) : "", axis);
 }
 
-/* Returns t, or a view of one dimension if t has none. */
+/* Returns t; if t is a scalar, a view of t with one dimension, of length 1. */
 static tsh_tensor *tshi_index_vector(tsh_tensor *t) {
     return t && !t->ndim ? tsh_unsqueeze(t, 0) : t;
 }
@@ -20518,8 +20656,8 @@ static int tshi_index_axis(const char *op, const tsh_tensor *x, int dim) {
 
 /* -- gather ----------------------------------------------------------------------- */
 
-/* Returns the job of a node whose inputs are x, index and, of scatter_add, src; its params begin
- * with the axis. `whole` and `each` are not set yet. */
+/* Returns the backward job of a node of tsh_gather (inputs x, index) or of tsh_scatter_add (x,
+ * index, src), whose params begin with the axis. `whole` and `each` are not set yet. */
 static tshi_index_job tshi_index_node_job(const tshi_node *node) {
     const tsh_tensor *index = node->in[1];
     tshi_index_job job;
@@ -20531,7 +20669,7 @@ static tshi_index_job tshi_index_node_job(const tshi_node *node) {
     return job;
 }
 
-/* dx[index] += dy. */
+/* Backward of a gather: dx[index] += dy. */
 static void tshi_index_gather_backward(tshi_node *node) {
     tshi_index_job job = tshi_index_node_job(node);
     tshi_dest dest;
@@ -20543,7 +20681,8 @@ static void tshi_index_gather_backward(tshi_node *node) {
     (void)tshi_index_run(&job, 1, tshi_index_scatter, INT64_MAX);
 }
 
-/* Runs op, a gather along an axis of x, of inputs that were checked. */
+/* Runs op, a gather along an axis of x. The inputs were checked, but for the values of the
+ * index. */
 static tsh_tensor *tshi_index_gathered(const tshi_op *op, tsh_tensor *x, int axis,
                                        tsh_tensor *index) {
     tsh_tensor *in[2] = {x, index}, *out;
@@ -20590,7 +20729,8 @@ TSH_API tsh_tensor *tsh_gather(tsh_tensor *x, int dim, tsh_tensor *index) {
 
 /* -- scatter_add -------------------------------------------------------------------- */
 
-/* dsrc = dy[index], 0 for what the index leaves out; dx = dy. */
+/* Backward of tsh_scatter_add: dsrc = dy[index], and 0 where src is longer than the index; dx =
+ * dy. */
 static void tshi_index_scatter_backward(tshi_node *node) {
     const tsh_tensor *index = node->in[1], *src = node->in[2];
     const int whole = memcmp(index->local, src->local, (size_t)src->ndim * sizeof *src->local) == 0;
@@ -20671,9 +20811,10 @@ TSH_API tsh_tensor *tsh_scatter_add(tsh_tensor *x, int dim, tsh_tensor *index, t
 }
 
 /* -- index_select ----------------------------------------------------------------------
- * The node's aux has the local index of each slice in x; -1: another rank holds it. */
+ * A slice is what one element of the index selects. The node's aux has, for each element of the
+ * index, the local index of its slice in x; -1: the slice is on another rank. */
 
-/* Returns the job of index_select, whose output is out; `whole` and `each` are not set yet. */
+/* Returns the job of tsh_index_select, whose output is out; `whole` and `each` are not set yet. */
 static tshi_index_job tshi_index_select_job(const tsh_tensor *out, int axis, tshi_block *aux) {
     tshi_index_job job;
     memset(&job, 0, sizeof job);
@@ -20685,7 +20826,7 @@ static tshi_index_job tshi_index_select_job(const tsh_tensor *out, int axis, tsh
     return job;
 }
 
-/* dx[index] += dy. */
+/* Backward of tsh_index_select: dx[index] += dy. */
 static void tshi_index_select_backward(tshi_node *node) {
     const int axis = ((const tshi_rule_axis *)node->params)->axis;
     tshi_index_job job = tshi_index_select_job(node->out, axis, node->aux);
@@ -20698,8 +20839,8 @@ static void tshi_index_select_backward(tshi_node *node) {
     (void)tshi_index_run(&job, 1, tshi_index_scatter, INT64_MAX);
 }
 
-/* Returns a block with the local index in x of each element of index; NULL after an error, such as
- * that one is out of range. */
+/* Returns a block with the local index along the axis of x for each element of `index` (-1: on
+ * another rank). NULL after an error, such as an index out of range. */
 static tshi_block *tshi_index_select_places(const tsh_tensor *x, int axis,
                                             const tsh_tensor *index) {
     const int64_t n = tsh_local_numel(index);
@@ -20791,7 +20932,7 @@ TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes) {
     output.shape.dim[output.shape.ndim++] = classes;
     if (!tshi_rule_run(op, &ids, 1, &moves, &output)) return NULL;
     out = tshi_tensor_out(ctx, "tsh_one_hot", TSH_I64, &output.shape, &output.layout);
-    values = out ? tshi_kernel_packed(ids, &scratch) : NULL; /* dense */
+    values = out ? tshi_kernel_packed(ids, &scratch) : NULL; /* the ids, dense */
     if (!values) return NULL;
     to = (int64_t *)tshi_tensor_at(out);
     memset(to, 0, tshi_dtype_bytes(TSH_I64, count * classes));
@@ -20826,11 +20967,12 @@ TSH_API tsh_tensor *tsh_one_hot(tsh_tensor *ids, int64_t classes) {
  * Input and output are dense. The collectives take the shards of all ranks in rank order. With
  * fused segments (q, k, v in one weight) a shard is not one run of memory: it is reordered. */
 
-/* An array seen as `outer` rows of shape (length, inner): a layout cuts the dimension `length`. */
+/* An array seen as `outer` rows of shape (length, inner), whose dimension `length` a layout cuts
+ * into shards. */
 typedef struct tshi_cut {
     int64_t outer, length, inner; /* sizes of the array's three dimensions */
     const tsh_layout *layout;     /* the layout that cuts the array: a sharded one */
-    const tshi_deal *deal;        /* how tp shares a dimension */
+    const tshi_deal *deal;        /* how the ranks of tp share a dimension */
     size_t width;                 /* bytes of an element */
 } tshi_cut;
 
@@ -20899,7 +21041,7 @@ static void tshi_redistribute_order(const tshi_cut *cut, void *whole, char *shar
     }
 }
 
-/* What a collective that changes a layout does. */
+/* The collective that changes a layout. */
 typedef enum tshi_move_kind {
     TSHI_MOVE_SCATTER, /* a reduce-scatter */
     TSHI_MOVE_GATHER,  /* an all-gather */
@@ -20919,13 +21061,14 @@ typedef struct tshi_moving {
     tsh_req req; /* the request of the collective; 0: it is complete */
 } tshi_moving;
 
-/* The collectives of tshi_moving, by its field `kind`, for errors. */
+/* The names of the collectives for errors; the index is a tshi_move_kind. */
 static const char *const tshi_redistribute_kinds[] = {
     "tsh_redistribute: reduce-scatter", "tsh_redistribute: all-gather",
     "tsh_redistribute: all-gather"};
 
-/* Returns how to gather all elements of t that are only read by the op that gathers them. Few of
- * them are copied in less time than it takes to find memory for them. */
+/* Returns how to gather all elements of t, which the op that gathers them only reads: lent, if the
+ * backend can do so, they are sent as they are, and they are enough. A few are copied in less time
+ * than it takes to find memory to lend them in. */
 static tshi_move_kind tshi_redistribute_lends(const tsh_tensor *t, tshi_wire_use use,
                                               tsh_dtype dtype) {
     const tsh_comm *tp = &t->ctx->tp;
@@ -21040,7 +21183,8 @@ static tsh_result tshi_redistribute_finish(tsh_ctx *ctx, tshi_moving *move) {
     return ctx->error.code;
 }
 
-/* Starts such a change and waits for it. */
+/* Changes a layout by an all-gather or a reduce-scatter, as tshi_redistribute_start says, and waits
+ * until it is complete. */
 static tsh_result tshi_redistribute_rows(const tsh_tensor *form, const tsh_layout *layout,
                                          tshi_move_kind kind, tshi_wire_use use, tsh_dtype dtype,
                                          const void *in, void *out) {
@@ -21056,8 +21200,8 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
                                          const tsh_layout *from, const tsh_layout *to,
                                          tshi_wire_use use, tsh_dtype dtype, const void *in,
                                          void *out) {
-    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* how `in` is cut */
-    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* how `out` is joined */
+    const tshi_cut cut = tshi_redistribute_cut(form, to, from, dtype);  /* cuts `in` along j */
+    const tshi_cut join = tshi_redistribute_cut(form, from, to, dtype); /* joins `out` along i */
     const size_t counted = (size_t)cut.deal->ranks * sizeof(int64_t);
     const size_t bytes = (size_t)tsh_numel(form) * cut.width; /* enough for a shard of any size */
     tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * counted + 2 * bytes);
@@ -21149,7 +21293,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     tshi_mem_release(x->ctx, sent);
 }
 
-/* A partial gradient of input 0 on its way to the shards of that input. All zero: there is none. */
+/* The reduce-scatter of a partial gradient of input 0 to the shards of that input. All zero: there
+ * is none. */
 typedef struct tshi_returning {
     tshi_moving move;    /* the reduce-scatter */
     tshi_block *sent;    /* the gradient of the whole input, in the dtype that is sent */
@@ -21186,7 +21331,8 @@ static void tshi_redistribute_returned(tshi_returning *back, tsh_tensor *x) {
         tshi_kernel_widen(back->dx, tsh_local_numel(x), back->dtype);
         tshi_op_accumulate(x, &back->dest, back->scratch);
     } else {
-        (void)tshi_redistribute_finish(x->ctx, &back->move); /* until then, dx may be written to */
+        (void)tshi_redistribute_finish(x->ctx, &back->move); /* until it returns, dx may be
+                                                              * written */
         tshi_mem_release(x->ctx, back->scratch);
     }
     (void)tshi_redistribute_finish(x->ctx, &back->move);
@@ -21295,7 +21441,7 @@ static tsh_result tshi_redistribute_declare(tsh_tensor *form, tsh_layout layout)
     /* the sharded one of the old and the new layout, if there is one */
     const tsh_layout *cut = form->layout.kind == TSH_SHARDED ? &form->layout : &layout;
     char a[TSHI_TEXT_SIZE], b[TSHI_TEXT_SIZE];
-    tsh_tensor next = *form; /* next: what *form becomes */
+    tsh_tensor next = *form; /* next: the new value of *form */
     /* held: length along d that all shards must have; owned: that of the shard of rank r */
     int64_t held, owned;
     int r, fits = 1, d = cut->dim < 0 ? cut->dim + form->ndim : cut->dim;
@@ -21508,8 +21654,8 @@ TSH_API tsh_result tsh_broadcast_batch(tsh_tensor *t) {
  * replicated is a collective; to write one is not, since every rank takes its slice of the given
  * values. */
 
-/* Checks the arguments of tsh_read and tsh_write: t is of ctx and its values have `bytes` bytes.
- * Returns ctx; NULL and an error if not. */
+/* Checks the arguments of tsh_read and tsh_write: t belongs to ctx, and its values of this extent
+ * have `bytes` bytes. Returns the ctx; NULL and an error if not. */
 static tsh_ctx *tshi_values_io(const char *op, tsh_ctx *ctx, tsh_tensor *t, tsh_extent extent,
                                const void *data, size_t bytes) {
     int64_t n = extent == TSH_LOCAL ? tsh_local_numel(t) : tsh_numel(t); /* number of elements */
@@ -21613,7 +21759,8 @@ TSH_API TSHI_COLD char *tsh_to_string(tsh_tensor *t, char *text, size_t size) {
 /* Needs: >>gemm-api >>tape-backward >>rule.                                  */
 /* ========================================================================== */
 
-/* Every product but attention's is computed by tshi_matmul_run, which divides it among threads. A
+/* Matrix products are computed by tshi_matmul_run, which divides them among threads; exceptions are
+ * those of attention, convolutions, the time steps of recurrent layers, and tshi_quant_product. A
  * tshi_matrix has strides for rows and columns, so that transposes and slices are not copied. */
 
 /* Returns at least `bytes` of scratch for the built-in gemm: one block of the ctx, which grows as
@@ -21626,17 +21773,17 @@ static char *tshi_matmul_scratch(tsh_ctx *ctx, size_t bytes) {
     return ctx->gemm_scratch ? (char *)tshi_mem_data(ctx->gemm_scratch) : NULL;
 }
 
-/* A product that threads share: each computes a piece of C. */
+/* A matrix product that threads share: each computes a piece of C. */
 typedef struct tshi_products {
     const tsh_ctx *ctx;
-    tshi_product whole; /* the product as a whole, of all pieces */
+    tshi_product whole; /* the whole product, before C is cut into pieces */
     char *scratch;      /* scratch of all pieces, one after the other */
     size_t each;        /* bytes of scratch for a piece */
     int by_rows;        /* 1: pieces are rows of C; 0: columns */
 } tshi_products;
 
-/* Computes C = alpha A B + beta D on the calling thread. A user's gemm takes no D: C = beta D is
- * computed first, and the product added to it. */
+/* Computes C = alpha A B + beta D on the calling thread. A user's gemm (tsh_desc.gemm) takes no D:
+ * C = beta D is computed first, and the product added to it. */
 static void tshi_matmul_alone(const tsh_ctx *ctx, const tshi_product *x, char *scratch) {
     const int apart = x->beta != 0 && x->d.data != x->c.data; /* 1: D is added, and is not C */
     if (!ctx->gemm.multiply) {
@@ -21675,9 +21822,10 @@ static void tshi_matmul_convert(int64_t rows, int64_t columns, tshi_matrix from,
     }
 }
 
-/* Returns m, of shape (rows, columns), as the ctx's gemm takes it. A user's gemm takes only
- * tsh_real: in place of a matrix of another dtype, returns a new one in *block, which the caller
- * releases (*block is NULL if m itself is returned). input 1: the new matrix gets m's values. */
+/* Returns m, of shape (rows, columns), in the dtype that the ctx's gemm takes. A user's gemm takes
+ * only tsh_real: in place of a matrix of another dtype, returns a new one in *block, which the
+ * caller releases (*block is NULL if m itself is returned). input 1: the new matrix gets m's
+ * values. */
 static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t rows, int64_t columns,
                                          int input, tshi_block **block) {
     tshi_matrix reals; /* the new matrix, dense */
@@ -21690,8 +21838,8 @@ static tshi_matrix tshi_matmul_converted(tsh_ctx *ctx, tshi_matrix m, int64_t ro
     return reals;
 }
 
-/* Returns the address of the matrix that was read after b the last time, to be prefetched; 0 if
- * unknown. Records that b was read after the matrix of the call before. */
+/* Returns the address of the matrix B of the product that followed that with b the last time, to be
+ * prefetched; 0: unknown. Also records that b follows the B of the call before. */
 static uintptr_t tshi_matmul_then(tshi_matmul_order *order, const void *b) {
     uintptr_t *const then = &order->then[(uintptr_t)b / 64 * 2654435761u % TSHI_MATMUL_ORDER];
     if (order->last) *order->last = (uintptr_t)b;
@@ -21958,7 +22106,7 @@ enum { TSHI_QUANT_ROWS = 512 };
 /* Rows of a quantised weight that threads convert to tsh_real. */
 typedef struct tshi_quant_rows {
     const tshi_dtype *from; /* the weight's dtype */
-    const char *values;     /* the first row in ggml's blocks */
+    const char *values;     /* the first row to convert, in ggml's blocks */
     int64_t ins;            /* elements per row */
     tsh_real *to;           /* shape (rows, ins) */
 } tshi_quant_rows;
@@ -21972,9 +22120,9 @@ static void tshi_quant_convert(void *job, int piece, int64_t from, int64_t to) {
                      (to - from) * rows->ins, rows->to + first);
 }
 
-/* Computes, with a quantised weight W, shape (outs, ins), whose blocks are at `values`: back 0:
- * C = X W^T + beta D, shapes X (rows, ins), C and D (rows, outs). back 1: C = X W + beta C, shapes
- * X (rows, outs), C (rows, ins). */
+/* Computes a product with a quantised weight W, shape (outs, ins), whose blocks are at `values`. If
+ * back is 0: C = X W^T + beta D, shapes X (rows, ins), C and D (rows, outs). If back is 1: C = X W
+ * + beta C, shapes X (rows, outs), C (rows, ins). */
 static void tshi_quant_reals(const tsh_tensor *w, void *values, int back, int64_t rows,
                              tshi_matrix x, tsh_real beta, tshi_matrix d, tshi_matrix c) {
     tsh_ctx *ctx = w->ctx;
@@ -22007,8 +22155,8 @@ static void tshi_quant_reals(const tsh_tensor *w, void *values, int back, int64_
 /* ========================================================================== */
 
 /* Every op here finds indices, row by row, and then gathers the values by them: so gradients go
- * where tsh_gather sends them. Rows are dense, along the axis; threads share them. A row is sorted
- * by keys, unsigned integers that are smaller for elements that come earlier. */
+ * where tsh_gather sends them. A row is the elements along the axis, dense; threads divide the rows
+ * among them. It is sorted by keys: unsigned integers, smaller for elements that come earlier. */
 
 /* An element of a row. */
 typedef struct tshi_sort_item {
@@ -22016,17 +22164,18 @@ typedef struct tshi_sort_item {
     int64_t index;
 } tshi_sort_item;
 
-/* The parameters of the kernel, whose operands are the indices, rows of k; the values, rows of n;
- * and scratch for items. */
+/* Parameters of the kernel tshi_sort_rows. Its operands are the indices, k per row; the values, n
+ * per row; and scratch for items. */
 typedef struct tshi_sort_params {
     int64_t n, k;
-    uint64_t flip; /* is xored to keys: 0 sorts upwards, all ones downwards */
-    int few;       /* 1: most of a row, of tsh_real, is not needed: tshi_sort_first */
+    uint64_t flip; /* is XORed to keys: 0 sorts in ascending order, all ones descending */
+    int few;       /* 1: few of many tsh_real are needed: selects with tshi_sort_first */
 } tshi_sort_params;
 
 /* -- keys -------------------------------------------------------------------------- */
 
-/* Returns the key of a value: ascending, with NaN last. It has as many bits as a tsh_real. */
+/* Returns the key of a value, with as many bits as a tsh_real: keys ascend as values do, and NaN
+ * has the largest. */
 TSHI_INLINE uint64_t tshi_sort_key(tsh_real value) {
     const tsh_real x = value + 0; /* -0 becomes 0 */
     uint64_t wide;
@@ -22040,12 +22189,12 @@ TSHI_INLINE uint64_t tshi_sort_key(tsh_real value) {
     return x != x ? UINT32_MAX : bits ^ ((0u - (bits >> 31)) | (uint32_t)1 << 31);
 }
 
-/* Returns the bits in which keys of tsh_real may differ. */
+/* Returns a mask of the bits that the key of a tsh_real has. */
 static uint64_t tshi_sort_mask(void) {
     return TSHI_DOUBLE ? UINT64_MAX : UINT32_MAX;
 }
 
-/* Fills in the items of a whole row. */
+/* Fills in the items, key and index, of all elements of a row. */
 static void tshi_sort_fill(const tshi_operand *row, const tshi_sort_params *p,
                            tshi_sort_item *item) {
     const int reals = row->dtype == TSH_REAL;
@@ -22065,7 +22214,7 @@ static void tshi_sort_fill(const tshi_operand *row, const tshi_sort_params *p,
 
 /* -- sorting items -------------------------------------------------------------------- */
 
-/* Returns 1 if a comes before b: of equal keys, the lower index does. */
+/* Returns 1 if a comes before b: it has the lower key, or an equal key and the lower index. */
 TSHI_INLINE int tshi_sort_before(const tshi_sort_item *a, const tshi_sort_item *b) {
     return a->key < b->key || (a->key == b->key && a->index < b->index);
 }
@@ -22093,7 +22242,7 @@ static void tshi_sort_merge(const tshi_sort_item *item, int64_t middle, int64_t 
 /* Sorts n items by merging ever longer runs. Returns the sorted items: `item` or `other`, which has
  * space for n, too. */
 static tshi_sort_item *tshi_sort_runs(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
-    enum { RUN = 12 }; /* runs that are sorted by insertion */
+    enum { RUN = 12 }; /* length of runs that are sorted by insertion */
     int64_t at, run;
     for (at = 0; at < n; at += RUN) tshi_sort_insert(item + at, tshi_base_min(RUN, n - at));
     for (run = RUN; run < n; run *= 2) {
@@ -22133,14 +22282,16 @@ static tshi_sort_item *tshi_sort_bytes(tshi_sort_item *item, int64_t n, tshi_sor
     return item;
 }
 
-/* Sorts n items in the order of their indices; returns `item` or `other`. */
+/* Sorts n items, which are given in the order of their indices. Returns the sorted items: `item` or
+ * `other`, which has space for n, too. */
 static tshi_sort_item *tshi_sort_items(tshi_sort_item *item, int64_t n, tshi_sort_item *other) {
     return n < 512 ? tshi_sort_runs(item, n, other) : tshi_sort_bytes(item, n, other);
 }
 
 /* -- topk: the k first of a row ------------------------------------------------- */
 
-/* Moves the k first of n items to the front, in any order: quickselect (Hoare 1961). 0 < k < n. */
+/* Moves the k of n items that come first when sorted to the front, in any order, by quickselect
+ * (Hoare 1961). 0 < k < n. */
 static void tshi_sort_select(tshi_sort_item *item, int64_t n, int64_t k) {
     int64_t low = 0, high = n - 1; /* the k-th item is in [low, high] */
     while (low < high) {
@@ -22169,15 +22320,15 @@ static void tshi_sort_select(tshi_sort_item *item, int64_t n, int64_t k) {
     }
 }
 
-/* The items that may be among the k first of a row, while it is read. */
+/* Candidates for the k items of a row that come first, while the row is read. */
 typedef struct tshi_sort_best {
-    tshi_sort_item *item; /* `count` items, of at most `size` */
+    tshi_sort_item *item; /* the candidates: `count`, at most `size` */
     int64_t count, size, k;
     uint64_t limit; /* once `full`: the key of the k-th item so far; others must be below it */
     int full;
 } tshi_sort_best;
 
-/* Drops all candidates but the k that come first. Returns the place in its row of the last of
+/* Drops all candidates but the k that come first. Returns the index in the row of the last of
  * these. */
 static int64_t tshi_sort_shrink(tshi_sort_best *best) {
     int64_t i, last = 0;
@@ -22192,21 +22343,22 @@ static int64_t tshi_sort_shrink(tshi_sort_best *best) {
 
 enum { TSHI_SORT_BLOCK = 64, TSHI_SORT_SPARE = 64 }; /* SPARE: items beyond 2 k in tshi_sort_best */
 
-/* Returns 1 if one of a block of values may come before `bound`, whose sign is that of the order: 1
- * if larger values come first, -1 if smaller ones do. NaN always may. */
+/* Returns 1 if one of a block of values may come before the k-th so far. bound: the k-th value
+ * times sign; sign: 1 if larger values come first, -1 if smaller ones do. NaN always may. */
 TSHI_INLINE int tshi_sort_may(const tsh_real *x, tsh_real sign, tsh_real bound) {
     int i, any = 0;
     for (i = 0; i < TSHI_SORT_BLOCK; i++) any |= !(x[i] * sign <= bound);
     return any;
 }
 
-/* Finds the k first of a row of tsh_real. Values are compared with the k-th first so far, a block
- * at a time; only a block that has a better one is looked at. item: space for 2 k + SPARE items. */
+/* Finds the k elements of a row of tsh_real that come first when sorted; they become the first k
+ * items, in any order. Blocks of values that all come after the k-th so far are skipped. item:
+ * space for 2 k + SPARE items. */
 TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
                                  tshi_sort_item *item) {
     const uint64_t flip = p->flip & tshi_sort_mask();
     const tsh_real sign = p->flip ? TSHI_R(1) : TSHI_R(-1);
-    tsh_real bound = 0; /* the k-th first value so far, times sign */
+    tsh_real bound = 0; /* the k-th value in sorted order so far, times sign */
     tshi_sort_best best;
     int64_t e, i, end;
     best.item = item;
@@ -22222,7 +22374,7 @@ TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
             if (best.full && x[i] * sign <= bound) continue;
             next.key = tshi_sort_key(x[i]) ^ flip;
             next.index = i;
-            if (best.full && next.key >= best.limit) continue; /* an equal one comes later */
+            if (best.full && next.key >= best.limit) continue; /* an equal key: the earlier stays */
             best.item[best.count++] = next;
             if (best.count == best.size) bound = x[tshi_sort_shrink(&best)] * sign;
         }
@@ -22230,7 +22382,7 @@ TSHI_INLINE void tshi_sort_first(const tsh_real *x, const tshi_sort_params *p,
     (void)tshi_sort_shrink(&best);
 }
 
-/* Writes the indices of the k first elements of each row, in order. */
+/* Writes, for each row, the indices of the k elements that come first, in sorted order. */
 TSHI_INLINE void tshi_sort_rows_body(int64_t rows, const tshi_operand *operand,
                                      const tshi_sort_params *p) {
     int64_t *index = (int64_t *)operand[0].data, i;
@@ -22252,7 +22404,8 @@ TSHI_KERNEL(tshi_sort_rows, tshi_sort_params);
 
 /* -- the ops ------------------------------------------------------------------------------ */
 
-/* Fills `out`, of TSH_I64, with the indices along the axis of the first elements of x's rows. */
+/* Writes to `out`, of TSH_I64, for each row of x along the axis, the indices of the p->k elements
+ * that come first. */
 static void tshi_sort_indices(const tsh_tensor *x, int axis, const tshi_sort_params *p,
                               const tsh_tensor *out) {
     enum { WORDS = (int)(sizeof(tshi_sort_item) / sizeof(int64_t)) };
@@ -22262,7 +22415,7 @@ static void tshi_sort_indices(const tsh_tensor *x, int axis, const tshi_sort_par
     const int64_t count = p->n && p->k ? tsh_local_numel(x) / p->n : 0;
     const int64_t items = 2 * (p->few ? p->k + TSHI_SORT_SPARE / 2 : p->n);
     tshi_rows rows = tshi_kernel_rows_job(tshi_sort_rows[ctx->isa], count, p);
-    tshi_block *block[3] = {NULL, NULL, NULL}; /* a dense copy of x; indices; items */
+    tshi_block *block[3] = {NULL, NULL, NULL}; /* memory: dense x; indices; items */
     const int pieces = tshi_kernel_parts(ctx, count, p->n);
     int i;
     if (!count) return;
@@ -22283,13 +22436,14 @@ static void tshi_sort_indices(const tsh_tensor *x, int axis, const tshi_sort_par
     for (i = 0; i < 3; i++) tshi_mem_release(ctx, block[i]);
 }
 
-/* An op of this room: how its layout is checked, and how its values are recorded. */
+/* The two ops of a public function: `whole` checks x's layout, and records indices; `gather`
+ * records the values, through which gradients go to x. */
 typedef struct tshi_sort_ops {
     tshi_op whole, gather;
 } tshi_sort_ops;
 
-/* Returns the indices of the k first elements of x along the axis (k < 0: of all); NULL after an
- * error. */
+/* Returns the indices of the k elements of each row of x along the axis that come first (k < 0: of
+ * all, sorted); NULL after an error. */
 static tsh_tensor *tshi_sort_order(const tshi_op *op, tsh_tensor *x, int axis, int64_t k,
                                    int descending) {
     const tshi_rule_axis along = {axis, 1};
@@ -22374,13 +22528,14 @@ TSH_API tsh_tensor *tsh_argsort(tsh_tensor *x, int dim, int descending) {
 /* ========================================================================== */
 
 /* tsh_einsum records no node of its own: it permutes and merges dimensions (views, where strides
- * allow it), and calls other ops, from which gradients and layouts follow. Letters become labels,
- * small integers; what "..." stands for gets labels, too, the last dimension the last of them. */
+ * allow it), and calls other ops, from which gradients and layouts follow. A label is a small
+ * integer that stands for a letter of the equation, or for one of the dimensions that "..." stands
+ * for; the last of these has the largest label. */
 
 enum {
-    TSHI_EINSUM_LETTERS = 52,                                /* labels of A to Z, a to z */
-    TSHI_EINSUM_LABELS = TSHI_EINSUM_LETTERS + TSH_MAX_DIMS, /* with those of "..." */
-    TSHI_EINSUM_BATCH = TSH_MAX_DIMS - 2 /* batch dimensions that tsh_matmul takes */
+    TSHI_EINSUM_LETTERS = 52,                                /* number of letters A to Z, a to z */
+    TSHI_EINSUM_LABELS = TSHI_EINSUM_LETTERS + TSH_MAX_DIMS, /* also those of "..." */
+    TSHI_EINSUM_BATCH = TSH_MAX_DIMS - 2 /* most batch dimensions in tsh_matmul */
 };
 
 /* Labels, one for each dimension of a tensor. */
@@ -22392,11 +22547,11 @@ typedef struct tshi_einsum_list {
 typedef struct tshi_einsum {
     tsh_ctx *ctx;
     const char *equation;
-    int inputs;                       /* 1 or 2 */
-    tsh_tensor *t[2];                 /* the inputs, and what becomes of them */
-    tshi_einsum_list in[2];           /* the labels of t */
-    tshi_einsum_list out;             /* the labels of the result */
-    int64_t size[TSHI_EINSUM_LABELS]; /* the length of each label's dimension */
+    int inputs;                       /* number of inputs, 1 or 2 */
+    tsh_tensor *t[2];                 /* the inputs; later, views and sums of them */
+    tshi_einsum_list in[2];           /* the labels of each input's dimensions */
+    tshi_einsum_list out;             /* the labels of the result's dimensions */
+    int64_t size[TSHI_EINSUM_LABELS]; /* the length that each label stands for; -1: not known yet */
 } tshi_einsum;
 
 /* Records an error about the equation. Returns 0. */
@@ -22407,7 +22562,7 @@ static TSHI_COLD int tshi_einsum_refuse(const tshi_einsum *e, const char *why) {
                            e->inputs > 1 ? tshi_tensor_text(e->t[1], b) : "", why);
 }
 
-/* Returns the place of a label in the list, or -1. */
+/* Returns the index of a label in the list, or -1. */
 static int tshi_einsum_find(const tshi_einsum_list *list, int label) {
     int i;
     for (i = 0; i < list->n; i++)
@@ -22415,7 +22570,7 @@ static int tshi_einsum_find(const tshi_einsum_list *list, int label) {
     return -1;
 }
 
-/* Appends a label. Returns 0 if there are too many. */
+/* Appends a label. Returns 0 if the list is full. */
 static int tshi_einsum_append(tshi_einsum_list *list, int label) {
     if (list->n == TSH_MAX_DIMS) return 0;
     list->label[list->n++] = label;
@@ -22432,14 +22587,15 @@ static void tshi_einsum_remove(tshi_einsum_list *list, int at) {
 
 /* -- the equation --------------------------------------------------------------------- */
 
-/* Returns the label of a letter; -1: it is none. */
+/* Returns the label of a letter; -1 if the character is not a letter. */
 static int tshi_einsum_letter(char letter) {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     const char *at = letter ? strchr(letters, letter) : NULL;
     return at ? (int)(at - letters) : -1;
 }
 
-/* Appends `dots` labels of "...", the last ones. Returns 0 if there are too many. */
+/* Appends the labels of "...", which stands for `dots` dimensions. Returns 0 if the list has no
+ * space for them. */
 static int tshi_einsum_append_dots(tshi_einsum_list *list, int dots) {
     int label, fits = dots <= TSH_MAX_DIMS;
     for (label = TSHI_EINSUM_LABELS - dots; label < TSHI_EINSUM_LABELS && fits; label++)
@@ -22447,8 +22603,9 @@ static int tshi_einsum_append_dots(tshi_einsum_list *list, int dots) {
     return fits;
 }
 
-/* Reads the letters up to ',', '-' or the end, where *at is then. "..." is `dots` dimensions, or,
- * if ndim >= 0, what is left of ndim. Returns 0 if that cannot be read. */
+/* Reads the labels of one tensor from the equation, from *at up to ',', '-' or the end, and moves
+ * *at there. "..." stands for `dots` dimensions or, if ndim >= 0, for those of the tensor's ndim
+ * that have no letter. Returns 0 if the letters are wrong, or too many or too few for ndim. */
 static int tshi_einsum_term(const char **at, int ndim, int dots, tshi_einsum_list *list) {
     const char *c;
     int seen = 0, letters = 0, fits = 1; /* seen: number of "..." */
@@ -22476,7 +22633,8 @@ static int tshi_einsum_dots(const tshi_einsum_list *list) {
     return dots;
 }
 
-/* Sets the labels of a result that the equation does not give. Returns 0 if there are too many. */
+/* Sets the result's labels for an equation without "->": those of "...", then the letters that
+ * occur exactly once in the inputs, A to Z before a to z. Returns 0 if there are too many. */
 static int tshi_einsum_implicit(tshi_einsum *e, int dots) {
     int label, i, k, fits = tshi_einsum_append_dots(&e->out, dots);
     for (label = 0; label < TSHI_EINSUM_LETTERS; label++) {
@@ -22543,8 +22701,8 @@ static int tshi_einsum_diagonal(tshi_einsum *e, int k, int d, int f) {
     return 1;
 }
 
-/* Takes all diagonals of input k, and enters the lengths of its labels in e->size. Returns 0 after
- * an error. */
+/* Replaces dimensions of input k with the same label by their diagonal, and stores the length of
+ * each of its labels in e->size. Returns 0 after an error. */
 static int tshi_einsum_lengths(tshi_einsum *e, int k) {
     tshi_einsum_list *list = &e->in[k];
     int d, f;
@@ -22619,15 +22777,16 @@ static int tshi_einsum_layouts(const tshi_einsum *e) {
                            e->equation, tshi_tensor_text(a, ta), tshi_tensor_text(b, tb));
 }
 
-/* Which labels tshi_einsum_collect takes. */
+/* Which labels of an input tshi_einsum_collect returns. */
 typedef enum tshi_einsum_group {
-    TSHI_EINSUM_SHARED_KEPT,   /* of both inputs and the result: batch dimensions */
-    TSHI_EINSUM_SHARED_SUMMED, /* of both inputs, but not the result */
-    TSHI_EINSUM_OWN            /* of this input alone */
+    TSHI_EINSUM_SHARED_KEPT,   /* labels of both inputs and the result: batch dimensions */
+    TSHI_EINSUM_SHARED_SUMMED, /* labels of both inputs, but not of the result */
+    TSHI_EINSUM_OWN            /* labels of this input alone */
 } tshi_einsum_group;
 
-/* Returns a group of the labels of input k, in its own order; but the sharded one first, since only
- * the outermost of merged dimensions may be sharded. */
+/* Returns the labels of input k that belong to a group, in the order of its dimensions, except that
+ * the label of a sharded dimension comes first: of dimensions that are merged, only the outermost
+ * may be sharded. */
 static tshi_einsum_list tshi_einsum_collect(const tshi_einsum *e, int k, tshi_einsum_group group) {
     const int cut = tshi_einsum_cut(e, k);
     tshi_einsum_list list = {0, {0}};
@@ -22659,7 +22818,7 @@ static tsh_tensor *tshi_einsum_ordered(tsh_tensor *t, const tshi_einsum_list *ha
     return t;
 }
 
-/* Appends the labels of `more`. */
+/* Appends the labels of `more` to the list. */
 static void tshi_einsum_join(tshi_einsum_list *list, const tshi_einsum_list *more) {
     int i;
     for (i = 0; i < more->n; i++) (void)tshi_einsum_append(list, more->label[i]);
@@ -22677,8 +22836,8 @@ static tsh_tensor *tshi_einsum_merge(tsh_tensor *t, int at, int count) {
     return tsh_reshape(t, shape);
 }
 
-/* Multiplies a and b element by element, in the order of `order`, and sums the last `sums`
- * dimensions. */
+/* Multiplies the two inputs element by element, with their dimensions in the order of `order`, and
+ * sums over the last `sums` of these. */
 static tsh_tensor *tshi_einsum_multiply(const tshi_einsum *e, const tshi_einsum_list *order,
                                         int sums) {
     tsh_tensor *out = tsh_mul(tshi_einsum_ordered(e->t[0], &e->in[0], order),
@@ -22687,15 +22846,17 @@ static tsh_tensor *tshi_einsum_multiply(const tshi_einsum *e, const tshi_einsum_
     return out;
 }
 
-/* Multiplies a, as matrices (batch, rows, sum), by b, as matrices (batch, sum, columns); batch,
- * sum, rows and columns are groups of labels. The result has the labels of batch, rows, columns. */
+/* Multiplies the first input, as matrices (batch, rows, sum), by the second, as matrices (batch,
+ * sum, columns); batch, sum, rows and columns are groups of labels. The result has the labels of
+ * batch, rows and columns. */
 static tsh_tensor *tshi_einsum_matmul(const tshi_einsum *e, const tshi_einsum_list *batch,
                                       const tshi_einsum_list *sum, const tshi_einsum_list *rows,
                                       const tshi_einsum_list *columns) {
     tshi_einsum_list la = *batch, lb = *batch, lo = *batch;
     tsh_shape shape = tsh_shape0();
     tsh_tensor *a, *b, *out;
-    int i, n = batch->n, merged = n > TSHI_EINSUM_BATCH; /* merged: 1: the batch is one dimension */
+    /* merged: 1: the batch dimensions are merged into one */
+    int i, n = batch->n, merged = n > TSHI_EINSUM_BATCH;
     tshi_einsum_join(&la, rows);
     tshi_einsum_join(&la, sum);
     tshi_einsum_join(&lb, sum);
@@ -22727,8 +22888,8 @@ static tsh_tensor *tshi_einsum_product(const tshi_einsum *e) {
     const tshi_einsum_list columns = tshi_einsum_collect(e, 1, TSHI_EINSUM_OWN);
     tshi_einsum_list order = e->out;
     if (!sum.n) return tshi_einsum_multiply(e, &order, 0);
-    /* many dot products: a matrix product of each pair would take longer. (Of 16-bit inputs, the
-     * products would be rounded before they are summed.) */
+    /* Many dot products: a matrix product for each pair of vectors would take longer. (Not for
+     * 16-bit inputs: tsh_mul would round the products before they are summed.) */
     if (batch.n && !rows.n && !columns.n && e->t[0]->dtype == TSH_REAL &&
         e->t[1]->dtype == TSH_REAL) {
         tshi_einsum_join(&order, &sum);
@@ -22749,7 +22910,7 @@ TSH_API tsh_tensor *tsh_einsum(const char *equation, tsh_tensor *a, tsh_tensor *
     if (!e.ctx) return NULL;
     if (!equation)
         return tshi_error_null(e.ctx, TSH_ERR_ARGUMENT, "tsh_einsum: the equation is NULL");
-    for (k = 0; k < TSHI_EINSUM_LABELS; k++) e.size[k] = -1; /* unknown */
+    for (k = 0; k < TSHI_EINSUM_LABELS; k++) e.size[k] = -1; /* not known yet */
     if (!tshi_einsum_read(&e)) return NULL;
     for (k = 0; k < e.inputs; k++)
         if (!tshi_einsum_lengths(&e, k)) return NULL;
@@ -22878,8 +23039,8 @@ static void tshi_linear_backward(tshi_node *node) {
     tsh_ctx *ctx = out->ctx;
     int64_t rows = 0, outs = w->local[0], ins = w->local[1]; /* rows and features on this rank */
     tsh_real *g = tshi_tape_grad(node);                      /* dY, (.., out) */
-    tshi_gathering all_y, all_x;                             /* of dY and of X */
-    tshi_returning back = TSHI_ZERO;                         /* dX on its way to X's shards */
+    tshi_gathering all_y, all_x;                             /* the all-gathers of dY and of X */
+    tshi_returning back = TSHI_ZERO;                         /* reduce-scatter of dX to shards */
     int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
@@ -22936,11 +23097,11 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     tsh_tensor *x = in[0], *w = in[1], *b = in[2]; /* shapes (.., in), (out, in), (out) or NULL */
     const int late = how->reduce || how->scatter;  /* 1: a collective comes before the bias */
     int64_t rows, outs = w->local[0], stride[TSH_MAX_DIMS]; /* outs: this rank's features of Y */
-    tshi_gathering all;                /* the rows of X of all ranks */
+    tshi_gathering all;                /* the all-gather of X's rows */
     tshi_moving scattered = TSHI_ZERO; /* the reduce-scatter of Y */
     /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
     tshi_block *partial = NULL, *bias = NULL;
-    tshi_matrix mx, mw, my, mb; /* shapes: (rows, in), (in, out), (rows, out), b as (rows, out) */
+    tshi_matrix mx, mw, my, mb; /* X (rows, in), W^T (in, out), Y (rows, out), b as (rows, out) */
     mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, TSHI_WIRE_VALUES, how->regather, &rows,
                           &all);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
@@ -22975,14 +23136,14 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_kernel_tensor(&loop, b); /* adds b to every row */
         tshi_kernel_run(&loop, tshi_kernel_add[ctx->isa], NULL);
     }
-    (void)tshi_redistribute_finish(ctx, &scattered); /* peers have read `partial` */
+    (void)tshi_redistribute_finish(ctx, &scattered); /* waits until peers have read `partial` */
     tshi_mem_release(ctx, partial);
     tshi_linear_release(ctx, &all);
     tshi_mem_release(ctx, bias);
 }
 
-/* Returns x or, if w is row-parallel, this rank's slice of a replicated x; or a copy if x's rows do
- * not have equal strides, or if x is to be gathered and is not dense. NULL: an error. */
+/* Returns x; if w is row-parallel and x replicated, this rank's slice of x. Returns a copy if its
+ * rows do not have equal strides, or if x is to be gathered and is not dense. NULL: an error. */
 static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gathered) {
     int64_t rows, step;
     if (w->layout.kind == TSH_SHARDED && w->layout.dim == 1 && x->layout.kind == TSH_REPLICATED) {
@@ -22994,14 +23155,14 @@ static tsh_tensor *tshi_linear_input(tsh_tensor *x, const tsh_tensor *w, int gat
     return tshi_op_copy("tsh_linear", x);
 }
 
-/* [1]: W is frozen: X, which only dW needs, is not saved. */
+/* Entry 1 is for a frozen W: it does not save X, which only dW needs. */
 static const tshi_op tshi_linear_ops[2] = {
     {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_X | TSHI_WEIGHT,
      0},
     {"tsh_linear", "x weight bias", tshi_rule_linear, tshi_linear_backward, TSHI_WEIGHT, 0}};
 
-/* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output (NULL:
- * R). regather 1: all-gathers the input of a column-parallel weight along the sequence. */
+/* Runs tsh_linear, also with sequence parallelism. give: the layout of a row-parallel output; NULL:
+ * replicated. regather 1: all-gathers the input of a column-parallel weight along the sequence. */
 static tsh_tensor *tshi_linear_run(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                    const tsh_layout *give, int regather) {
     const tshi_op *op = &tshi_linear_ops[w && !w->base->requires_grad];
@@ -23036,11 +23197,11 @@ TSH_API tsh_tensor *tsh_linear(tsh_tensor *x, tsh_tensor *w, tsh_tensor *b) {
 /* Needs: >>op >>op-matmul.                                                   */
 /* ========================================================================== */
 
-/* Shapes: Y (.., out), H (.., rank), B (n, rank): the sum is added to n columns of Y. Y is what
- * tsh_linear returned, whose backward does not read it: so it is changed in place. */
+/* Shapes: Y (.., out), H (.., rank), B (n, rank): the product is added to n columns of Y. Y is
+ * changed in place: it is the output of tsh_linear, whose backward does not read it. */
 typedef struct tshi_lora {
-    double scale;  /* s */
-    int64_t first; /* the first of the n columns, of those of this rank */
+    double scale;  /* the factor s */
+    int64_t first; /* index of the first of the n columns among this rank's columns of Y */
 } tshi_lora;
 
 /* Returns `values`, t's local values or its gradient, as a matrix of shape (*rows, features) from
@@ -23080,8 +23241,8 @@ static void tshi_lora_backward(tshi_node *node) {
 static const tshi_op tshi_lora_op = {
     "tsh_lora", "y h B", tshi_rule_lora, tshi_lora_backward, TSHI_WEIGHT | TSHI_BIAS, 0};
 
-/* Adds s H B^T to the columns of y from `first` on, and returns y with the sum, as a new tensor.
- * NULL: an error. */
+/* Adds s H B^T in place to the columns of y from `first` on. Returns the sum as a new tensor, which
+ * shares y's memory. NULL: an error. */
 static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, double scale,
                                  int64_t first) {
     const tshi_lora how = {scale, first};
@@ -23116,7 +23277,7 @@ static tsh_tensor *tshi_lora_add(tsh_tensor *y, tsh_tensor *h, tsh_tensor *b, do
  * the local row of every id (-1: on another rank, or padding); then, if by_count is 1, how often
  * each id occurs. */
 typedef struct tshi_lookup {
-    int64_t count, width; /* number of local ids; local columns of W */
+    int64_t count, width; /* number of ids, and of columns of W, on this rank */
     int by_count, sparse; /* 1: option scale_grad_by_freq is on; 1: option sparse is on */
 } tshi_lookup;
 
@@ -23248,7 +23409,7 @@ static void tshi_embedding_renorm(tsh_tensor *w, int64_t *counts, const tsh_look
 }
 
 /* Prepares the lookup: counts how often each row of w is looked up. For scale_grad_by_freq, writes
- * the count of every id after the rows in row[]; for max_norm, scales rows of w. */
+ * the count of each id after the local rows in row[]; for max_norm, scales rows of w. */
 static void tshi_embedding_prepare(const tsh_tensor *ids, tsh_tensor *w,
                                    const tsh_lookup_desc *desc, int64_t *row) {
     tsh_ctx *ctx = w->ctx;
@@ -23345,7 +23506,7 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
     tsh_ctx *ctx = tshi_tensor_check_any("tsh_embedding", op->inputs, in, 2);
     const int blocks = ctx && tshi_dtype_in_blocks(w->dtype); /* 1: w is quantised */
     tshi_output output;
-    tshi_block *aux; /* local rows and counts: see tshi_lookup */
+    tshi_block *aux; /* each id's local row, and count: see tshi_lookup */
     tshi_lookup lookup;
     if (!desc) desc = &usual;
     if (!ctx || (!blocks && !tshi_tensor_check_floating("tsh_embedding", "weight", &w, 1)))
@@ -23377,8 +23538,8 @@ TSH_API tsh_tensor *tsh_embedding(tsh_tensor *ids, tsh_tensor *w, const tsh_look
 
 /* Convolutions and transposed convolutions are computed from the same two tensors: the image (N,
  * IC, H, W), over which the kernel slides, and the map (N, OC, OH, OW), which has an element for
- * each position of the kernel. The weight is (OC, IC / groups, KH, KW). With ci, the channels of
- * oc's group:
+ * each position of the kernel. The weight is (OC, IC / groups, KH, KW). With S the stride, D the
+ * dilation and P the padding, and ci over the image's channels of oc's group:
  *
  *     map[n, oc, y, x] = sum over ci, ky, kx of
  *         weight[oc, ci, ky, kx] image[n, ci, y SY + ky DY - PY, x SX + kx DX - PX]
@@ -23396,16 +23557,16 @@ typedef struct tshi_conv {
     int reduce;     /* 1: row-parallel: the output is all-reduced */
 } tshi_conv;
 
-enum { TSHI_CONV_MOST = 1 << 30 }; /* max length of an image, a kernel, and each option */
+enum { TSHI_CONV_MOST = 1 << 30 }; /* max length of an image or kernel, max value of an option */
 
-/* Returns the elements of a plane (height, width). */
+/* Returns the number of elements of a plane of size (height, width). */
 static int64_t tshi_conv_area(const int64_t *size) {
     return size[0] * size[1];
 }
 
-/* Sets to[0] and to[1] to the options `from` of `dims` dimensions: from[0] alone is that of the
- * width if dims is 1. An option that is 0, or that is not given, becomes `usual`. Returns 0 and an
- * error if one is below `least` or above TSHI_CONV_MOST. */
+/* Sets to[], (height, width), to an option such as stride, given in from[] for `dims` dimensions:
+ * if dims is 1, from[0] is that of the width. A value that is 0, or not given, becomes `usual`.
+ * Returns 0 and an error if a value is below `least` or above TSHI_CONV_MOST. */
 static int tshi_conv_pair(tsh_ctx *ctx, const char *op, const char *name, const int64_t *from,
                           int dims, int64_t usual, int64_t least, int64_t *to) {
     to[0] = usual;
@@ -23421,13 +23582,14 @@ static int tshi_conv_pair(tsh_ctx *ctx, const char *op, const char *name, const 
     return 1;
 }
 
-/* Returns the length that a kernel covers. */
+/* Returns how many elements, from its first to its last, a dilated kernel covers along a
+ * dimension. */
 static int64_t tshi_conv_span(int64_t kernel, int64_t dilation) {
     return dilation * (kernel - 1) + 1;
 }
 
-/* Sets the lengths along d, 0 or 1, of the output from those of the input. Returns 0 and an error
- * if nothing is left of it. extra: output_padding of a transposed convolution. */
+/* Sets the output's length along d (0: height, 1: width) from the input's. Returns 0 and an error
+ * if the output is empty. extra: output_padding of a transposed convolution. */
 static int tshi_conv_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, int64_t extra) {
     const int64_t span = tshi_conv_span(c->kernel[d], c->dilation[d]);
     if (c->transposed)
@@ -23444,7 +23606,8 @@ static int tshi_conv_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, i
                     (long long)c->padding[d]) == TSH_OK;
 }
 
-/* Checks the numbers of dimensions and channels. Returns 0 and an error if they do not fit. */
+/* Checks that the dimensions and channels of x, weight and bias fit together. Returns 0 and an
+ * error if they do not. */
 static int tshi_conv_fits(const char *op, tsh_tensor *const *in, int dims, int64_t groups,
                           int transposed) {
     const tsh_tensor *x = in[0], *w = in[1], *b = in[2];
@@ -23465,13 +23628,14 @@ static int tshi_conv_fits(const char *op, tsh_tensor *const *in, int dims, int64
     return 1;
 }
 
-/* Fills in c from the local shapes of in[], x, weight and bias or NULL, and the options. Returns 0
- * after an error. op: the caller's name; dims: 1 or 2. */
+/* Fills in the sizes of c, except the batch and the channels (tshi_conv_local), from the options
+ * and the shapes of in[]: x, weight, and bias or NULL. Returns 0 after an error. op: the caller's
+ * name; dims: 1 or 2. */
 static int tshi_conv_sizes(const char *op, tsh_tensor *const *in, int dims,
                            const tsh_conv_options *o, int transposed, tshi_conv *c) {
     const tsh_tensor *x = in[0], *w = in[1];
     tsh_ctx *ctx = x->ctx;
-    int64_t extra[2]; /* output_padding */
+    int64_t extra[2]; /* output_padding along height and width */
     int d;
     c->groups = o->groups ? o->groups : 1;
     c->transposed = transposed;
@@ -23486,7 +23650,7 @@ static int tshi_conv_sizes(const char *op, tsh_tensor *const *in, int dims,
         !tshi_conv_fits(op, in, dims, c->groups, transposed))
         return 0;
     for (d = 0; d < 2; d++) {
-        const int axis = d + dims; /* of x and weight: 2 and 3, or -, 2 if dims is 1 */
+        const int axis = d + dims; /* dimension of x and weight: 2 and 3; if dims is 1: none, 2 */
         int64_t *const length = transposed ? &c->map[d] : &c->image[d];
         *length = axis < 2 ? 1 : x->dim[axis];
         c->kernel[d] = axis < 2 ? 1 : w->dim[axis];
@@ -23507,10 +23671,10 @@ static int tshi_conv_sizes(const char *op, tsh_tensor *const *in, int dims,
     return 1;
 }
 
-/* Sets the channels and the batch that this rank computes, after x has got its final layout. A rank
- * without a channel of a grouped weight gets no groups. */
+/* Sets the groups, the channels and the batch that this rank computes, after x has got its final
+ * layout. A rank without a channel of a grouped weight gets 0 groups. */
 static void tshi_conv_local(tshi_conv *c, const tsh_tensor *x, const tsh_tensor *w) {
-    const int64_t per = w->dim[0] / c->groups; /* weight rows per group, of all ranks */
+    const int64_t per = w->dim[0] / c->groups; /* weight's dimension 0 per group, over all ranks */
     c->batch = x->local[0];
     if (c->groups > 1) c->groups = per ? w->local[0] / per : 0;
     c->outs = c->groups > 0 ? w->local[0] / c->groups : 0;
@@ -23524,49 +23688,52 @@ static void tshi_conv_local(tshi_conv *c, const tsh_tensor *x, const tsh_tensor 
 /* ========================================================================== */
 
 /* A convolution is a matrix product per group (im2col: Chellapilla, Puri and Simard, 2006): the
- * weight (rows, k) times a matrix B (k, columns), whose column is what the kernel covers at one
- * position, and whose row, channel * taps + tap, is an element of the kernel. B is not written as a
- * whole: `nr` columns at a time (a sliver) are copied from the images to where the micro-kernel
- * reads them.
+ * weight (rows, k) times a matrix B (k, columns). A column of B has the elements that the kernel
+ * covers at one position; its row channel * taps + tap belongs to one element (tap) of the kernel.
+ * B is not written as a whole: `nr` columns at a time (a sliver) are copied from the images to
+ * where the micro-kernel reads them.
  *
- * All images of a batch are one row of columns: column ((n * grid[0] + y) * grid[1] + x) is
- * position (y, x) of image n. */
+ * The grid has the positions of the kernel on an image. The columns of all images of a batch are
+ * numbered together: column ((n * grid[0] + y) * grid[1] + x) is position (y, x) of image n. */
 
-/* An element of the kernel. At grid position (y, x) it is multiplied with the source element
- * (y step[0] + offset[0], x step[1] + offset[1]). */
+/* A tap is an element of the kernel. At kernel position (y, x) of the grid it is multiplied with
+ * element (y step[0] + offset[0], x step[1] + offset[1]) of the image that B is read from. */
 typedef struct tshi_conv_tap {
     int64_t offset[2];
-    int64_t from[2], to[2]; /* grid rows, and columns, [from, to) at which that element exists */
-    int64_t index;          /* of the tap in the kernel: ky * KW + kx */
+    /* grid positions [from, to), along height and width, at which that element is not padding */
+    int64_t from[2], to[2];
+    int64_t index;          /* index of the tap in the kernel: ky * KW + kx */
 } tshi_conv_tap;
 
-/* The images that B is read from, and the grid of positions. */
+/* The images that the matrix B of a convolution is read from, and the grid of the kernel's
+ * positions. Arrays: [0] height, [1] width. */
 typedef struct tshi_conv_source {
-    const tsh_real *data;            /* (batch, groups * channels, size[0], size[1]) */
-    int64_t batch, groups, channels; /* channels: per group */
+    const tsh_real *data;            /* shape (batch, groups * channels, size[0], size[1]) */
+    int64_t batch, groups, channels; /* numbers of images, of groups, of channels per group */
     int64_t size[2], step[2], grid[2];
     const tshi_conv_tap *tap;
     int64_t taps; /* number of taps */
-    int nr;       /* columns of a sliver, a multiple of `block` */
-    int block;    /* lanes that are copied at a time: 16, or nr if that is less */
-    int isa;      /* TSHI_ISA_... of this processor */
+    int nr;       /* columns of B in a sliver, a multiple of `block` */
+    int block;    /* columns of a sliver that are copied at a time: 16, or nr if less */
+    int isa;      /* which kernels run: TSHI_ISA_... */
 } tshi_conv_source;
 
-/* Up to `block` lanes of one row of B that are read from equidistant elements of the source: lane l
- * of [first, first + count) from element at + l * step[1], counted from the group's channel. */
+/* Up to `block` lanes (columns) of one row of B whose values are equally spaced in the images: lane
+ * l of [first, first + count) is element at + l * step[1], counted from the start of the row's
+ * channel in image 0. */
 typedef struct tshi_conv_place {
     int64_t at;
     int first, count;
 } tshi_conv_place;
 
-/* Where a sliver is read from: those places of tap t and block b that begin at place[start[t *
- * blocks + b]], up to the next start. All other lanes are 0. */
+/* Where a sliver of B is read from: the places of tap t and block b are place[start[i]] to
+ * place[start[i + 1] - 1], with i = t * blocks + b. All other lanes are padding: 0. */
 typedef struct tshi_conv_places {
-    tshi_conv_place *place; /* at most taps * nr */
-    int *start;             /* taps * blocks + 1 */
+    tshi_conv_place *place; /* at most taps * nr places */
+    int *start;             /* taps * blocks + 1 indices of `place` */
 } tshi_conv_places;
 
-/* Neighbouring columns of a sliver within one row of the grid, and within one block. */
+/* Adjacent columns of a sliver of B: positions of the kernel within one row of the grid. */
 typedef struct tshi_conv_run {
     int64_t image, y, x; /* image and grid position of the first column */
     int lane, length;    /* the first column's lane in the sliver; number of columns */
@@ -23574,19 +23741,20 @@ typedef struct tshi_conv_run {
 
 enum { TSHI_CONV_LANES = 32 }; /* max columns of a sliver of any micro-kernel */
 
-/* Returns the number of blocks of a sliver. */
+/* Returns how many blocks, of s->block columns each, a sliver of B has. */
 static int tshi_conv_blocks(const tshi_conv_source *s) {
     return s->nr / s->block;
 }
 
-/* Returns the bytes of the places of one sliver. */
+/* Returns how many bytes the tshi_conv_places of one sliver need. */
 static size_t tshi_conv_places_bytes(const tshi_conv_source *s) {
     const size_t taps = (size_t)s->taps;
     return tshi_base_mul(taps, (size_t)s->nr * sizeof(tshi_conv_place)) +
            tshi_base_mul(taps, (size_t)tshi_conv_blocks(s) * sizeof(int)) + 128;
 }
 
-/* Cuts `cols` columns from `column` on into runs of at most `most` lanes. Returns their number. */
+/* Cuts `cols` columns of B from `column` on into runs, each within one row of the grid and within
+ * one block of `most` lanes. Returns the number of runs. */
 static int tshi_conv_cut(const tshi_conv_source *s, int64_t column, int cols, int most,
                          tshi_conv_run *run) {
     const int64_t area = tshi_conv_area(s->grid);
@@ -23611,10 +23779,11 @@ static int tshi_conv_cut(const tshi_conv_source *s, int64_t column, int cols, in
     return n;
 }
 
-/* Finds the places of the sliver of `cols` columns that begins at `column`. */
+/* Finds where in the images the sliver of `cols` columns of B that begins at `column` is read
+ * from. */
 static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols,
                              tshi_conv_places *places) {
-    const int64_t image = s->groups * s->channels * tshi_conv_area(s->size); /* elements */
+    const int64_t image = s->groups * s->channels * tshi_conv_area(s->size); /* size of an image */
     const int blocks = tshi_conv_blocks(s);
     tshi_conv_run run[TSHI_CONV_LANES];
     const int runs = tshi_conv_cut(s, column, cols, s->block, run);
@@ -23626,7 +23795,7 @@ static void tshi_conv_locate(const tshi_conv_source *s, int64_t column, int cols
             *start++ = n;
             for (; r < runs && run[r].lane < (b + 1) * s->block; r++) {
                 const tshi_conv_run *u = &run[r];
-                /* the columns [from, to) of the run at which the tap's element exists */
+                /* the grid columns [from, to) of the run at which the tap is not in the padding */
                 const int64_t from = u->x > tap->from[1] ? u->x : tap->from[1];
                 const int64_t to = tshi_base_min(u->x + u->length, tap->to[1]);
                 tshi_conv_place *p = &places->place[n];
@@ -23649,8 +23818,9 @@ typedef struct tshi_conv_rows {
     tsh_real *to;
 } tshi_conv_rows;
 
-/* Copies one block of the rows of one tap, of `count` channels from c on. The reference, for any
- * type. */
+/* Copies one block (s->block columns) of the rows of B that belong to one tap and to `count`
+ * channels from c on, from `places` places; lanes outside these become 0. The reference, for any
+ * type and processor. */
 static void tshi_conv_copy(const tshi_conv_source *s, const tshi_conv_rows *rows,
                            const tshi_conv_place *place, int places, int64_t c, int64_t count,
                            tsh_real *to) {
@@ -23666,7 +23836,7 @@ static void tshi_conv_copy(const tshi_conv_source *s, const tshi_conv_rows *rows
 }
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
-/* Returns bits 0, 2, 4, ...: bit l of mask as bit 2 l. */
+/* Returns the 16 bits of mask moved apart: bit l becomes bit 2 l. */
 static uint32_t tshi_conv_spread(uint32_t mask) {
     mask = (mask | mask << 8) & 0x00FF00FFu;
     mask = (mask | mask << 4) & 0x0F0F0F0Fu;
@@ -23674,8 +23844,9 @@ static uint32_t tshi_conv_spread(uint32_t mask) {
     return (mask | mask << 1) & 0x55555555u;
 }
 
-/* Replaces the lanes `mask` of y by floats from `from` on, `step` apart: 1 or 2, a constant.
- * Elements of other lanes are not read. even: the numbers 0, 2, 4, ... */
+/* Replaces lane l of y, for each bit l of mask, by the float l * step after address `from`. step: 1
+ * or 2, a constant after inlining. Elements of other lanes are not read. even: the numbers 0, 2, 4,
+ * ... */
 TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_t mask,
                                                const int step, __m512i even) {
     const float *x = (const float *)from;
@@ -23686,10 +23857,11 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_conv_lanes(__m512 y, uintptr_t from, uint32_
     return _mm512_mask_mov_ps(y, (__mmask16)mask, _mm512_permutex2var_ps(low, even, high));
 }
 
-/* Does what tshi_conv_copy does with AVX-512, for a block of 16 lanes in one place. from: the
- * address of lane 0 in the first channel; a number, as it may lie before the images; plane, next:
- * distances of two channels in the images and in the copy. Eight channels are loaded before the
- * first is stored: a load waits for earlier stores to addresses that end in the same 12 bits. */
+/* Does what tshi_conv_copy does, with AVX-512, for a block whose 16 lanes are read from a single
+ * place. from: the address of lane 0 in the first channel, as a number, since it may lie before the
+ * images; plane, next: distances of two channels in the images and in the copy. Eight channels are
+ * loaded before the first is stored: a load waits for earlier stores to addresses that end in the
+ * same 12 bits. */
 TSHI_AVX512 TSHI_INLINE void tshi_conv_copy_place(uintptr_t from, int64_t plane, uint32_t mask,
                                                   int64_t count, float *to, int64_t next,
                                                   const int step, __m512i even) {
@@ -23749,14 +23921,15 @@ TSHI_AVX512 static void tshi_conv_copy_avx512(const tshi_conv_source *s, const t
 }
 #endif
 
-/* Does what tshi_conv_pack does, for the channels of rows k0 to k1 at once. */
+/* Does what tshi_conv_pack does, for all channels of rows [k0, k1) of B at once. */
 static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_places *places,
                                 const tshi_conv_rows *rows) {
     const int blocks = tshi_conv_blocks(s);
-    const int64_t from = rows->k0 / s->taps, cut = rows->k0 % s->taps; /* k0's channel and tap */
-    const int64_t to_channel = rows->k1 / s->taps, to_tap = rows->k1 % s->taps; /* of k1 */
+    /* channel and tap of row k0, then of row k1 */
+    const int64_t from = rows->k0 / s->taps, cut = rows->k0 % s->taps;
+    const int64_t to_channel = rows->k1 / s->taps, to_tap = rows->k1 % s->taps;
     for (int64_t t = 0; t < s->taps; t++) {
-        /* channels [c, end) have a row of tap t in [k0, k1) */
+        /* rows [k0, k1) have those of tap t for the channels [c, end) */
         const int64_t c = from + (t < cut), end = to_channel + (t < to_tap);
         const int64_t k = c * s->taps + t;
         for (int b = 0; b < blocks && c < end; b++) {
@@ -23773,9 +23946,9 @@ static void tshi_conv_pack_some(const tshi_conv_source *s, const tshi_conv_place
     }
 }
 
-/* Copies rows of a sliver of B, whose places are known: a few channels at a time, so that what one
- * tap has read is still in cache for the next. (The planes of channels often begin in one set of a
- * cache.) */
+/* Copies rows of a sliver of B, from the places that tshi_conv_locate has found: a few channels at
+ * a time, so that what one tap has read is still in cache for the next. (Few, because the planes of
+ * channels often begin in the same set of a cache.) */
 static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *places,
                            const tshi_conv_rows *rows) {
     enum { CHANNELS = 16 };
@@ -23793,50 +23966,55 @@ static void tshi_conv_pack(const tshi_conv_source *s, const tshi_conv_places *pl
 /* Needs: >>op-matmul >>conv-pack.                                            */
 /* ========================================================================== */
 
-/* Two products compute all convolutions. `gather` gives the map of an image. `scatter` gives the
- * image of a map, that is, the gradient of the image: for each of the SY * SX phases, the image
- * elements (y, x) of equal y % SY and x % SX, a gather from the map with those taps that reach the
- * phase. So no sum is written twice, and each element has one order of additions: over channels,
- * within a channel over taps. It depends on the sizes of channels and kernel alone. */
+/* Two products compute all convolutions; image and map are the input and output of a convolution,
+ * as in >>conv. `gather` computes the map from the image. `scatter` computes the image, or its
+ * gradient, from the map. With strides SY and SX, it treats each of the SY * SX phases, the image
+ * elements (y, x) of equal y % SY and x % SX, by itself: as a gather from the map, with those taps
+ * (elements of the kernel) that reach the phase. So no sum is written twice, and each element has
+ * one order of additions: over channels, within a channel over taps. It depends on the sizes of
+ * channels and kernel alone. */
 
-/* A product C = A B of a convolution; C (rows, columns) is written to images. */
+/* A product C = A B of a convolution: A is the weight, a column of B (see >>conv-pack) what the
+ * kernel covers at one position, and C (rows, columns) is written to images. */
 typedef struct tshi_conv_product {
     tsh_ctx *ctx;
     const tshi_gemm_kernel *kernel;
-    tshi_conv_source source; /* B */
-    int64_t rows, k;         /* rows of A per group; channels * taps of the source */
+    tshi_conv_source source; /* what B is read from */
+    int64_t rows, k;         /* rows of A per group; columns of A: channels * taps */
     const tsh_real *weight;
-    /* distances in the weight from group to group, row to row, channel to channel */
+    /* strides of the weight: from group to group, row to row, channel to channel */
     int64_t next_group, next_row, next_channel;
-    tsh_real *strips;                   /* packed A: (groups, strips of mr rows, k, mr) */
-    const tsh_real *bias;               /* (groups * rows), added to each column; or NULL */
+    tsh_real *strips;                   /* A packed: shape (groups, strips of mr rows, k, mr) */
+    const tsh_real *bias;               /* shape (groups * rows), added to each column; or NULL */
     tsh_real *to;                       /* C as images (batch, groups * rows, size[0], size[1]) */
-    int64_t size[2], start[2], step[2]; /* column (y, x) goes to start + (y, x) * step */
-    int add;                            /* 1: C is added to what is there */
-    int64_t columns, slivers, slice;    /* columns of B; slivers; rows of B in a slice */
-    int64_t blocks, block;              /* blocks of rows of A; rows of a block */
-    int64_t panel;                      /* slivers that are computed slice by slice */
-    char *scratch;                      /* of all pieces */
+    int64_t size[2], start[2], step[2]; /* column (y, x) of C goes to start + (y, x) * step */
+    int add;                            /* 1: adds C to the values of `to`, 0: overwrites them */
+    int64_t columns, slivers, slice;    /* columns of B; its slivers; its rows in a slice */
+    int64_t blocks, block;              /* number of blocks of rows of A; rows of a block */
+    int64_t panel;                      /* slivers that are computed together, slice by slice */
+    char *scratch;                      /* scratch memory of all pieces */
     size_t each;                        /* bytes of scratch of one piece */
 } tshi_conv_product;
 
-/* The scratch memory of one piece. */
+/* The scratch memory of one piece, or thread, of a tshi_conv_product. */
 typedef struct tshi_conv_scratch {
     tshi_conv_places places;
-    tsh_real *sliver; /* (slice, nr): packed B */
-    tsh_real *sums;   /* (slivers of a panel, rows of a block, nr): C of slivers that are not
+    tsh_real *sliver; /* shape (slice, nr): a sliver of a slice of B, packed */
+    tsh_real *sums;   /* shape (slivers of a panel, rows of a block, nr): C of slivers that are not
                        * written in place */
 } tshi_conv_scratch;
 
 enum {
-    TSHI_CONV_SLICE = 256,    /* max rows of B in a slice: a packed sliver fits an L1 cache */
-    TSHI_CONV_SUMS = 1 << 19, /* max elements of the sums of a panel: an L2 cache */
-    TSHI_CONV_ROWS = 768      /* max rows of a block: with a slice of k, at most half an L2 cache */
+    TSHI_CONV_SLICE = 256,    /* max rows of B in a slice: its packed sliver fits an L1 cache */
+    TSHI_CONV_SUMS = 1 << 19, /* max elements of the sums of a panel: they fill an L2 cache */
+    TSHI_CONV_ROWS = 768      /* max rows of A in a block: a slice of it takes at most half an L2
+                               * cache */
 };
 
 /* -- packing the weight ------------------------------------------------------ */
 
-/* Packs strips [from, to) of all groups (a tshi_team_fn). */
+/* Packs strips [from, to) of A, mr rows of the weight each, counted over all groups (a
+ * tshi_team_fn). */
 static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_product *p = (const tshi_conv_product *)job;
     const tshi_conv_source *s = &p->source;
@@ -23847,7 +24025,7 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
     for (int64_t u = from; u < to; u++) {
         const int64_t first = u % strips * mr, valid = tshi_base_min(mr, p->rows - first);
         const tsh_real *w = p->weight + u / strips * p->next_group + first * p->next_row;
-        if (p->next_channel == s->taps) { /* rows are contiguous: taps of channel after channel */
+        if (p->next_channel == s->taps) { /* a row of A is contiguous in the weight */
             tshi_gemm_pack(y, mr, (int)valid, p->k, w, p->next_row, 1);
             y += p->k * mr;
             continue;
@@ -23863,7 +24041,8 @@ static void tshi_conv_pack_strips(void *job, int piece, int64_t from, int64_t to
 
 /* -- a panel of C ------------------------------------------------------------- */
 
-/* Returns the address in p->to of row `row` (of all groups) at a run's first column. */
+/* Returns the address in p->to of row `row` of C (channel of an image, of all groups) at a run's
+ * first column. */
 static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *run, int64_t row) {
     return p->to +
            ((run->image * p->source.groups * p->rows + row) * p->size[0] + p->start[0] +
@@ -23872,8 +24051,9 @@ static tsh_real *tshi_conv_at(const tshi_conv_product *p, const tshi_conv_run *r
            p->start[1] + run->x * p->step[1];
 }
 
-/* Returns where the tiles write the sliver's row `row` in place; NULL: they cannot, since its
- * columns are not contiguous, or fewer than a tile has. */
+/* Returns the address in p->to at which micro-kernels can write row `row` of a sliver of C
+ * directly; NULL: they cannot, since the sliver's columns are not contiguous there, or fewer than a
+ * tile has. */
 static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, int cols,
                                   int64_t row) {
     const int64_t area = tshi_conv_area(p->source.grid);
@@ -23885,7 +24065,7 @@ static tsh_real *tshi_conv_direct(const tshi_conv_product *p, int64_t column, in
     return p->to + (column / area * p->source.groups * p->rows + row) * area + column % area;
 }
 
-/* Adds the bias to rows [row, row + rows) of a sliver that is written in place. */
+/* Adds the bias to rows [row, row + rows) of a sliver of C that is written in place, at `to`. */
 static void tshi_conv_add_bias(const tshi_conv_product *p, tsh_real *to, int cols, int64_t row,
                                int64_t rows) {
     const int64_t area = tshi_conv_area(p->size);
@@ -23910,7 +24090,8 @@ TSHI_AVX512 static void tshi_conv_store_even(float *to, const float *from, int n
 }
 #endif
 
-/* Writes n values plus b to elements p->step[1] apart, or adds them. */
+/* Writes n values of `from`, plus the bias b, to elements of `to` that are p->step[1] apart, or
+ * adds them if p->add is 1. */
 static void tshi_conv_store_row(const tshi_conv_product *p, tsh_real *to, const tsh_real *from,
                                 int n, tsh_real b) {
     const int64_t step = p->step[1];
@@ -23926,7 +24107,7 @@ static void tshi_conv_store_row(const tshi_conv_product *p, tsh_real *to, const 
         for (int j = 0; j < n; j++) to[j * step] = from[j] + b;
 }
 
-/* Writes rows [row, row + rows) of a sliver, with the bias, from sums to the images. */
+/* Writes rows [row, row + rows) of a sliver of C from `sums` to the images, plus the bias. */
 static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, int64_t column,
                             int cols, int64_t row, int64_t rows) {
     tshi_conv_run run[TSHI_CONV_LANES];
@@ -23940,12 +24121,12 @@ static void tshi_conv_store(const tshi_conv_product *p, const tsh_real *sums, in
     }
 }
 
-/* Computes C = A B + D for a sliver of B, packed, of `steps` rows; shapes: A (rows, steps), C and D
- * (rows, cols rounded up to half a tile). d NULL: C = A B. */
+/* Computes C = A B + D, where B is a packed sliver of `steps` rows; shapes: A (rows, steps), C and
+ * D (rows, cols rounded up to half a tile). d NULL: C = A B. */
 static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int cols, int64_t steps,
                             tshi_matmul_strips a, const tsh_real *b, const tshi_matrix *d,
                             tshi_matrix c) {
-    const char *const cached = (const char *)b; /* in cache: there is nothing to prefetch */
+    const char *const cached = (const char *)b; /* B is in cache: nothing to prefetch */
     tshi_gemm_walk walk = {cached, cached, cached, 0, 0, 0};
     tshi_gemm_tile t;
     t.walk = &walk;
@@ -23970,9 +24151,10 @@ static void tshi_conv_tiles(const tshi_gemm_kernel *kernel, int64_t rows, int co
     }
 }
 
-/* Computes one slice, the rows of B from k on, of the sliver that begins at `column`; rows [row,
- * row + rows) of all groups' C. strips: the slice of A; own: the sums of earlier slices. What can
- * be written in place is written once, by the last slice. */
+/* Adds the product of one slice, the rows [k0, k1) of B in *copied, to rows [row, row + rows) of C
+ * (counted over all groups) in the sliver that begins at `column`. strips: the slice's columns of
+ * A; own: the sums of earlier slices. A sliver that can be written in place is written once, by the
+ * last slice. */
 static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
                             const tshi_conv_rows *copied, const tsh_real *strips, int64_t column,
                             int64_t row, int64_t rows, tsh_real *own) {
@@ -23993,7 +24175,7 @@ static void tshi_conv_slice(const tshi_conv_product *p, tshi_conv_scratch *w,
         tshi_conv_store(p, own, column, cols, row, rows);
 }
 
-/* Computes n slivers from `sliver` on, of one group and one block of rows. */
+/* Computes n slivers of C from `sliver` on, of one group and one block of rows. */
 static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, int64_t group,
                             int64_t block, int64_t sliver, int64_t n) {
     const int64_t mr = p->kernel->mr, nr = p->kernel->nr;
@@ -24002,7 +24184,7 @@ static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, in
     const int64_t sums = p->slice < p->k ? tshi_base_ceil(p->block, mr) * mr * nr : 0;
     const tsh_real *a = p->strips + (group * strips + first / mr) * p->k * mr;
     int64_t k = 0;
-    do { /* once, too, if k is 0: C is 0 then */
+    do { /* if p->k is 0, runs once, with C = 0 */
         const int64_t end = tshi_base_min(k + p->slice, p->k);
         const tshi_conv_rows copied = {p->source.data + group * p->source.channels *
                                                             tshi_conv_area(p->source.size),
@@ -24014,12 +24196,12 @@ static void tshi_conv_panel(const tshi_conv_product *p, tshi_conv_scratch *w, in
     } while (k < p->k);
 }
 
-/* Returns the parts of a piece's scratch. */
+/* Returns pointers to the parts of a piece's scratch memory. */
 static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) {
     tshi_conv_scratch w;
     char *at = p->scratch + (size_t)piece * p->each;
     const int64_t nr = p->kernel->nr;
-    w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as the block is */
+    w.sliver = (tsh_real *)(void *)at; /* aligned to a cache line, as p->scratch is */
     w.sums = w.sliver + (p->slice * nr + 15) / 16 * 16;
     at = (char *)(w.sums + tshi_base_ceil(p->block, p->kernel->mr) * p->kernel->mr * nr * p->panel);
     w.places.place = (tshi_conv_place *)(void *)at;
@@ -24027,8 +24209,8 @@ static tshi_conv_scratch tshi_conv_split(const tshi_conv_product *p, int piece) 
     return w;
 }
 
-/* Computes items [from, to) (a tshi_team_fn). An item is a sliver of a group and a block of rows;
- * those of a block follow each other, in it those of a group. */
+/* Computes items [from, to) (a tshi_team_fn). Item (block * groups + group) * slivers + sliver is a
+ * sliver of C, of one group and one block of rows. */
 static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_product *p = (const tshi_conv_product *)job;
     const int64_t groups = p->source.groups;
@@ -24040,20 +24222,21 @@ static void tshi_conv_piece(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
-/* Cuts the rows of A into blocks, so that there is work for all threads. */
+/* Cuts the rows of A into blocks, so that there is work for all threads, and sets p->panel. */
 static void tshi_conv_divide(tshi_conv_product *p, int threads) {
     const int64_t mr = p->kernel->mr, items = p->slivers * p->source.groups;
     int64_t blocks = tshi_base_ceil(p->rows, TSHI_CONV_ROWS);
     if (blocks < threads && items < 8 * threads) blocks = threads;
     p->block = tshi_base_ceil(tshi_base_ceil(p->rows, blocks), mr) * mr;
     p->blocks = tshi_base_ceil(p->rows, p->block);
-    /* the sums of a panel take as much memory as A, which is read once per panel */
+    /* the sums of a panel take as much memory as a block of A, which is read once per panel */
     int64_t sums = tshi_base_min(p->block * p->k, TSHI_CONV_SUMS);
     if (sums < TSHI_CONV_SUMS / 8) sums = TSHI_CONV_SUMS / 8;
     p->panel = p->slice < p->k ? sums / (p->block * p->kernel->nr) + 1 : 1;
 }
 
-/* Runs a product whose fields up to `add` are set, but for those of the kernel and the strips. */
+/* Computes the product p on the rank's threads. The caller has set its fields up to `add`, except
+ * kernel, k and strips. */
 static void tshi_conv_multiply(tshi_conv_product *p) {
     enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */
     tsh_ctx *ctx = p->ctx;
@@ -24102,7 +24285,8 @@ static void tshi_conv_range(int64_t grid, int64_t step, int64_t offset, int64_t 
     *to = size > offset ? tshi_base_min(grid, tshi_base_ceil(size - offset, step)) : 0;
 }
 
-/* Sets the taps of the image's elements (y, x) at each position of the map. */
+/* Sets the taps (elements of the kernel) of a gather: which element of the image s each is
+ * multiplied with at each position of the kernel. */
 static void tshi_conv_taps(const tshi_conv *c, const tshi_conv_source *s, tshi_conv_tap *tap) {
     for (int64_t i = 0; i < s->taps; i++, tap++) {
         const int64_t at[2] = {i / c->kernel[1], i % c->kernel[1]};
@@ -24115,7 +24299,8 @@ static void tshi_conv_taps(const tshi_conv *c, const tshi_conv_source *s, tshi_c
     }
 }
 
-/* Returns the images of c, at `data`, as the source of the map's columns. tap: taps to fill in. */
+/* Returns the source of a gather's matrix B: the images at `data`, with the sizes of c; its columns
+ * are the elements of the map. tap: memory for the kernel's taps, which are set. */
 static tshi_conv_source tshi_conv_image(const tshi_conv *c, const tsh_real *data,
                                         tshi_conv_tap *tap) {
     tshi_conv_source s;
@@ -24170,8 +24355,9 @@ static void tshi_conv_gather(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
     tshi_mem_release(ctx, taps);
 }
 
-/* Sets the taps that reach the phase of image elements (y, x) = start + grid * stride: those whose
- * element of the map, (y + padding - k * dilation) / stride, is one. Returns their number. */
+/* Sets the taps that reach the phase of image elements (y, x) = start + grid * stride: those for
+ * which (y + padding - ky * dilation) / stride, a row of the map, is a whole number, as is the
+ * column of the map computed alike from x and kx. Returns their number. */
 static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const int64_t *grid,
                                tshi_conv_tap *tap) {
     int64_t n = 0;
@@ -24191,8 +24377,9 @@ static int64_t tshi_conv_phase(const tshi_conv *c, const int64_t *start, const i
     return n;
 }
 
-/* Computes one phase of the image: p has the tensors, and the images that are computed. filled 1:
- * the elements that no tap reaches have their values. */
+/* Computes one phase, the elements of equal y % SY and x % SX, of the images at p.to. p: weight,
+ * bias and data of the product. filled 1: the elements that no tap reaches already have their
+ * values. */
 static void tshi_conv_scatter_phase(const tshi_conv *c, int64_t phase, tshi_conv_tap *tap,
                                     tshi_conv_product p, int filled) {
     const int64_t across = tshi_base_min(c->stride[1], c->image[1]);
@@ -24227,23 +24414,24 @@ static void tshi_conv_fill(void *job, int piece, int64_t from, int64_t to) {
 }
 
 /* Computes the image (N, IC, H, W) of a map (N, OC, OH, OW), with bias (IC) or NULL; add 1: adds to
- * it. All arrays are dense. Of several phases, each writes a part of every cache line, so all are
- * computed for few images at a time. */
+ * it. All arrays are dense. If there are several phases, each writes only a part of every cache
+ * line, so all phases of a few images are computed before the next images. */
 static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *map,
                               const tsh_real *weight, const tsh_real *bias, tsh_real *image,
                               int add) {
     enum {
-        NEAR = 1 << 18, /* elements of images that stay in an L2 cache */
+        NEAR = 1 << 18, /* elements of the images at a time: they stay in an L2 cache */
         COLUMNS = 512   /* least columns of a phase: for fewer, packing the weight would not pay */
     };
-    const int64_t from = c->groups * c->outs * tshi_conv_area(c->map); /* elements of an image */
+    /* elements of one map and of one image of the batch */
+    const int64_t from = c->groups * c->outs * tshi_conv_area(c->map);
     const int64_t to = c->groups * c->ins * tshi_conv_area(c->image);
     const int64_t phases = tshi_base_min(c->stride[0], c->image[0]) *
                            tshi_base_min(c->stride[1], c->image[1]);
     const int64_t least = COLUMNS * phases / tshi_conv_area(c->image);
     const int64_t fit = NEAR / (to + 1) > least ? NEAR / (to + 1) : least;
-    const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images at a time */
-    const int hollow = tshi_conv_area(c->kernel) < phases; /* there are phases without a tap */
+    const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images computed at a time */
+    const int hollow = tshi_conv_area(c->kernel) < phases; /* 1: no tap reaches some phase */
     tshi_block *taps;
     tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
     tshi_conv_product p;
@@ -24277,48 +24465,49 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
 /* Needs: >>conv-kernel.                                                      */
 /* ========================================================================== */
 
-/* dW[oc, k] = sum over columns of map[oc, column] B[k, column], where B (k, columns) has what the
- * kernel covers, as in >>conv-pack, and map is the gradient of the map (or, of a transposed
- * convolution, its input). Each thread computes some rows of dW^T = B map^T. The columns, image
- * after image, are cut into chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed,
- * block after block of rows of B is copied, and the product is added to dW^T. Chunks are added in
- * order, so the sums do not depend on threads. */
+/* dW[oc, k] = sum over columns of map[oc, column] B[k, column]. A column is a position of the
+ * kernel on an image: B (k, columns) has the image elements that the kernel covers there (see
+ * >>conv-pack), and map is the gradient of the map (or, of a transposed convolution, its input).
+ * Each thread computes some rows of dW^T = B map^T. The columns, image after image, are cut into
+ * chunks of up to TSHI_CONV_CHUNK. For each chunk the map is packed, B is copied in blocks of rows,
+ * and the product is added to dW^T. Chunks are added in order, so the sums do not depend on
+ * threads. */
 typedef struct tshi_conv_weights {
     tsh_ctx *ctx;
-    tshi_conv_source source; /* B */
-    const tsh_real *map;     /* (batch, groups * outs, grid[0], grid[1]) */
+    tshi_conv_source source; /* what B is read from */
+    const tsh_real *map;     /* shape (batch, groups * outs, grid[0], grid[1]) */
     int64_t outs, k;         /* map channels per group; rows of B */
-    int64_t wide;            /* elements of a row of dW^T in memory: outs, up to whole slivers */
-    tshi_dest dest;          /* dW (groups * outs, k), dense */
-    int64_t columns, chunk;  /* of B; of a chunk */
+    int64_t wide;            /* row length of dW^T in scratch: outs, rounded up to whole slivers */
+    tshi_dest dest;          /* where dW goes: shape (groups * outs, k), dense */
+    int64_t columns, chunk;  /* number of columns of B; of a chunk */
     int64_t strips;          /* strips of mr rows of B per group */
-    int64_t most, block;     /* max rows of B of a piece in one group; of a block */
-    char *scratch;           /* of all pieces */
-    size_t each, at[3];      /* bytes of scratch of one piece; where its parts begin after the
-                              * places */
+    int64_t most, block;     /* max rows of B, in one group, of a piece; of a block */
+    char *scratch;           /* scratch memory of all pieces */
+    size_t each, at[3];      /* bytes of scratch of one piece; where in it rows, map and sums of
+                              * tshi_conv_weight_scratch begin */
 } tshi_conv_weights;
 
-/* The scratch memory of one piece. */
+/* The scratch memory of one piece, or thread, of a tshi_conv_weights. */
 typedef struct tshi_conv_weight_scratch {
     tshi_conv_places places;
-    tsh_real *rows; /* (block, pitch): a chunk of rows of B */
-    tsh_real *map;  /* (wide / nr, chunk, nr): the map in a chunk, packed in slivers */
-    tsh_real *sums; /* (most, wide): rows of dW^T */
+    tsh_real *rows; /* shape (block, pitch): the columns of a chunk, of a block of rows of B */
+    tsh_real *map;  /* shape (wide / nr, chunk, nr): a chunk of the map, packed in slivers */
+    tsh_real *sums; /* shape (most, wide): this piece's rows of dW^T */
 } tshi_conv_weight_scratch;
 
 enum {
-    TSHI_CONV_CHUNK = 384, /* max columns of a chunk */
-    TSHI_CONV_PITCH = 16,  /* elements between two rows of a chunk, so that not all begin in one set
-                            * of a cache */
-    TSHI_CONV_BLOCK = 264  /* max rows of a block: with a chunk, a quarter of an L2 cache */
+    TSHI_CONV_CHUNK = 384, /* max columns of B in a chunk */
+    TSHI_CONV_PITCH = 16,  /* unused elements after each row of a chunk, so that not all rows begin
+                            * in one set of a cache */
+    TSHI_CONV_BLOCK = 264  /* max rows of B in a block: their chunk is a quarter of an L2 cache */
 };
 
-/* Returns the elements from row to row of a chunk of B. */
+/* Returns the row stride, in elements, of a chunk of B in scratch. */
 static int64_t tshi_conv_pitch(const tshi_conv_weights *p) {
     return tshi_base_ceil(p->chunk, p->source.nr) * p->source.nr + TSHI_CONV_PITCH;
 }
 
-/* Sets where the parts of a piece's scratch begin, and the bytes of all. */
+/* Sets p->at, where the parts of a piece's scratch begin, and p->each, its size in bytes. */
 static void tshi_conv_weight_layout(tshi_conv_weights *p) {
     size_t *const at = p->at;
     at[0] = (tshi_conv_places_bytes(&p->source) + 63) / 64 * 64;
@@ -24327,7 +24516,7 @@ static void tshi_conv_weight_layout(tshi_conv_weights *p) {
     p->each = at[2] + (tshi_dtype_reals(p->most * p->wide) + 63) / 64 * 64;
 }
 
-/* Returns the parts of a piece's scratch. */
+/* Returns pointers to the parts of a piece's scratch memory. */
 static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *p, int piece) {
     tshi_conv_weight_scratch w;
     char *at = p->scratch + (size_t)piece * p->each;
@@ -24339,7 +24528,8 @@ static tshi_conv_weight_scratch tshi_conv_weight_split(const tshi_conv_weights *
     return w;
 }
 
-/* Packs the map's channels of a group in columns [from, from + n), image after image. */
+/* Packs columns [from, from + n) of the map's channels of a group, in slivers of nr channels. The
+ * columns of a batch are those of image after image. */
 static void tshi_conv_pack_map(const tshi_conv_weights *p, int64_t group, int64_t from, int64_t n,
                                tsh_real *to) {
     const int64_t area = tshi_conv_area(p->source.grid), image = p->source.groups * p->outs * area;
@@ -24354,7 +24544,8 @@ static void tshi_conv_pack_map(const tshi_conv_weights *p, int64_t group, int64_
     }
 }
 
-/* Writes rows [k0, k0 + n) of a group's dW^T, `sums` (n, wide), to dW. */
+/* Transposes rows [k0, k0 + n) of a group's dW^T, `sums` (n, wide), and writes them to dW, or adds
+ * them if p->dest.add is 1. */
 static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int64_t group,
                            int64_t k0, int64_t n) {
     enum { SIDE = 16 }; /* rows and columns that are transposed at a time */
@@ -24368,8 +24559,8 @@ static void tshi_conv_turn(const tshi_conv_weights *p, const tsh_real *sums, int
             }
 }
 
-/* Adds to rows [k0, k0 + n) of a group's dW^T, `sums`, the products of the columns [from, from +
- * length), whose map is packed. The first chunk, from 0, overwrites them. */
+/* Adds to rows [k0, k0 + n) of a group's dW^T, `sums`, the products of B and of the map, already
+ * packed, over the columns [from, from + length). The first chunk (from is 0) overwrites `sums`. */
 static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
                                    int64_t group, int64_t k0, int64_t n, int64_t from,
                                    int64_t length, tsh_real *sums) {
@@ -24390,7 +24581,8 @@ static void tshi_conv_weight_block(const tshi_conv_weights *p, tshi_conv_weight_
     }
 }
 
-/* Computes rows [k0, k0 + n) of a group's dW^T. progress 1: lets collectives progress meanwhile. */
+/* Computes rows [k0, k0 + n) of a group's dW^T and writes them to dW. progress 1: lets collectives
+ * progress meanwhile. */
 static void tshi_conv_weight_rows(const tshi_conv_weights *p, tshi_conv_weight_scratch *w,
                                   int64_t group, int64_t k0, int64_t n, int progress) {
     const int64_t block = tshi_gemm_even(n, p->block, p->ctx->gemm_kernel->mr);
@@ -24420,7 +24612,7 @@ static void tshi_conv_weight_piece(void *job, int piece, int64_t from, int64_t t
 }
 
 /* Computes the gradient of the weight (OC, IC / groups, KH, KW) from an image (N, IC, H, W) and a
- * map (N, OC, OH, OW), one of which is a gradient. */
+ * map (N, OC, OH, OW), one of which is the gradient of the output. */
 static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
                              const tsh_real *map, const tshi_dest *dest) {
     enum { MIN_WORK = 1 << 17 }; /* least number of multiply-adds per thread */
@@ -24471,29 +24663,32 @@ static void tshi_conv_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *i
 /* Needs: >>tape-grad >>conv.                                                 */
 /* ========================================================================== */
 
-/* If a group has one channel of the image and few of the map, a product would have too few rows.
- * Here each plane of the map is computed from its plane of the image, row by row: along a row, a
- * tap adds a multiple of the row of the image. */
+/* The image is what a convolution reads, the map what it gives (of a transposed one, the reverse);
+ * see >>conv. If a group has one channel of the image and few of the map, a matrix product would
+ * have too few rows. Here each plane of the map is computed from its plane of the image, row by
+ * row: each tap (element of the kernel) adds a multiple of a row of the image to a row of the
+ * map. */
 
-enum { TSHI_CONV_FEW = 4 }; /* max channels of the map per group */
+enum { TSHI_CONV_FEW = 4 }; /* max map channels per group of a depthwise convolution */
 
-/* Returns 1 if c is computed by these loops. */
+/* Returns 1 if c is a depthwise convolution: one image channel and at most TSHI_CONV_FEW map
+ * channels per group. */
 static int tshi_conv_is_depthwise(const tshi_conv *c) {
     return c->ins == 1 && c->outs <= TSHI_CONV_FEW && c->outs > 0;
 }
 
-/* What the threads share. */
+/* What the threads of a rank share while they compute a depthwise convolution. */
 typedef struct tshi_conv_depth {
     const tsh_ctx *ctx;
     const tshi_conv *c;
-    tsh_real *image;      /* (N, groups, H, W) */
-    tsh_real *map;        /* (N, groups * outs, OH, OW) */
-    tsh_real *weight;     /* (groups * outs, KH, KW) */
-    const tsh_real *bias; /* of the output's channels; or NULL */
-    int add;              /* 1: adds to what the output has */
+    tsh_real *image;      /* shape (N, groups, H, W) */
+    tsh_real *map;        /* shape (N, groups * outs, OH, OW) */
+    tsh_real *weight;     /* shape (groups * outs, KH, KW) */
+    const tsh_real *bias; /* one value per channel of the output; or NULL */
+    int add;              /* 1: adds to the output's values, 0: overwrites them */
 } tshi_conv_depth;
 
-/* Kernel: x[0] += *weight x[1], where the elements of x[i] are x[i].step apart. */
+/* Kernel: x[0] += w x[1], with w = *weight; the elements of x[i] are x[i].step apart. */
 TSHI_INLINE void tshi_conv_line_body(int64_t n, const tshi_operand *x, const tsh_real *weight) {
     tsh_real *TSHI_RESTRICT to = (tsh_real *)x[0].data;
     const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
@@ -24506,8 +24701,8 @@ TSHI_INLINE void tshi_conv_line_body(int64_t n, const tshi_operand *x, const tsh
 }
 TSHI_KERNEL(tshi_conv_line, tsh_real);
 
-/* Kernel: adds to the lanes x[0] the products of x[1] and x[2], whose elements are x[1].step and
- * x[2].step apart. */
+/* Kernel: adds the products of x[1] and x[2], element by element, to the lanes x[0] (TSHI_BLOCK
+ * partial sums). x[1] is contiguous, the elements of x[2] are x[2].step apart. */
 TSHI_INLINE void tshi_conv_dot_body(int64_t n, const tshi_operand *x, const void *params) {
     tsh_real *lane = (tsh_real *)x[0].data, pad[2][TSHI_BLOCK];
     const tsh_real *a = (const tsh_real *)x[1].data, *b = (const tsh_real *)x[2].data;
@@ -24526,13 +24721,15 @@ TSHI_INLINE void tshi_conv_dot_body(int64_t n, const tshi_operand *x, const void
 }
 TSHI_KERNEL(tshi_conv_dot, void);
 
-/* Part of a row of the map, and the elements of the image that a tap multiplies it with. */
+/* A part of a row of the map, and the elements of the image that one tap (element of the kernel)
+ * relates to it: element i of the part and image element i * stride. */
 typedef struct tshi_conv_stretch {
-    int64_t map, image; /* indices of the first element in its plane */
+    int64_t map, image; /* index of the first element in the map's, the image's plane */
     int64_t length;
 } tshi_conv_stretch;
 
-/* Returns the elements of row y of the map that tap (ky, kx) reaches from inside the image. */
+/* Returns the part of row y of the map for which tap (ky, kx) of the kernel lies inside the image,
+ * not in its padding. */
 static tshi_conv_stretch tshi_conv_reach(const tshi_conv *c, int64_t y, int64_t ky, int64_t kx) {
     const int64_t iy = y * c->stride[0] + ky * c->dilation[0] - c->padding[0];
     const int64_t offset = kx * c->dilation[1] - c->padding[1], step = c->stride[1];
@@ -24545,15 +24742,15 @@ static tshi_conv_stretch tshi_conv_reach(const tshi_conv *c, int64_t y, int64_t 
     return s;
 }
 
-/* Fills a plane of the output, if it is not added to, with the bias of its channel, or 0. */
+/* Unless d->add is 1, fills a plane of the output with the bias of its channel, or 0. */
 static void tshi_conv_depth_begin(const tshi_conv_depth *d, tsh_real *plane, int64_t area,
                                   int64_t channel) {
     const tsh_real b = d->bias ? d->bias[channel] : 0;
     for (int64_t i = 0; i < area && !d->add; i++) plane[i] = b;
 }
 
-/* Adds the products of one plane of the map and one of the image: to the map, or, if to_image is 1,
- * to the image. */
+/* Convolves one plane with its kernel, `weight`: adds the products of the image's plane to the
+ * map's or, if to_image is 1, those of the map's plane to the image's. */
 static void tshi_conv_depth_plane(const tshi_conv_depth *d, tsh_real *map, tsh_real *image,
                                   const tsh_real *weight, int to_image) {
     const tshi_conv *c = d->c;
@@ -24568,7 +24765,7 @@ static void tshi_conv_depth_plane(const tshi_conv_depth *d, tsh_real *map, tsh_r
         }
 }
 
-/* Computes the planes [from, to) of the map, counted over images and channels (a tshi_team_fn). */
+/* Computes planes [from, to) of the map; plane number: n * channels + channel (a tshi_team_fn). */
 static void tshi_conv_depth_maps(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_depth *d = (const tshi_conv_depth *)job;
     const tshi_conv *c = d->c;
@@ -24582,8 +24779,7 @@ static void tshi_conv_depth_maps(void *job, int piece, int64_t from, int64_t to)
     }
 }
 
-/* Computes the planes [from, to) of the image, counted over images and channels (a
- * tshi_team_fn). */
+/* Computes planes [from, to) of the image; plane number: n * groups + channel (a tshi_team_fn). */
 static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_depth *d = (const tshi_conv_depth *)job;
     const tshi_conv *c = d->c;
@@ -24599,8 +24795,8 @@ static void tshi_conv_depth_images(void *job, int piece, int64_t from, int64_t t
     }
 }
 
-/* Computes the weight's gradient of map channels [from, to) (a tshi_team_fn): each sum goes over
- * the images in order. */
+/* Computes the gradient of the weights of map channels [from, to) (a tshi_team_fn). Each element is
+ * a sum over the images, in order. */
 static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t to) {
     const tshi_conv_depth *d = (const tshi_conv_depth *)job;
     const tshi_conv *c = d->c;
@@ -24614,7 +24810,7 @@ static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t 
         for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
             tsh_real *sum = d->weight + oc * tshi_conv_area(c->kernel) + t;
             memset(lane, 0, sizeof lane);
-            for (int64_t i = 0; i < c->batch * c->map[0]; i++) { /* rows of the map */
+            for (int64_t i = 0; i < c->batch * c->map[0]; i++) { /* over the rows of all maps */
                 const int64_t n = i / c->map[0];
                 const tshi_conv_stretch s = tshi_conv_reach(c, i % c->map[0], t / c->kernel[1],
                                                             t % c->kernel[1]);
@@ -24630,20 +24826,21 @@ static void tshi_conv_depth_weights(void *job, int piece, int64_t from, int64_t 
         }
 }
 
-/* Runs fn over `planes` planes (or channels), each of which takes `each` multiply-adds. */
+/* Runs fn on the rank's threads, over `planes` planes (or channels), each of which takes `each`
+ * multiply-adds. */
 static void tshi_conv_depth_run(tshi_conv_depth *d, tshi_team_fn fn, int64_t planes, int64_t each) {
     const tsh_ctx *ctx = d->ctx;
     tshi_team_run(ctx, tshi_kernel_parts(ctx, planes, each), planes, 1, fn, d);
     if (ctx->trace) ctx->trace->flops += 2.0 * (double)planes * (double)each;
 }
 
-/* Casts const away: the struct has pointers that some of the functions write through. */
+/* Casts const away: tshi_conv_depth has pointers that only some of the functions write through. */
 static tsh_real *tshi_conv_unconst(const tsh_real *data) {
     return (tsh_real *)tshi_kernel_unconst(data);
 }
 
-/* Computes the output of c; to_image 1: the image of a map, else the map of an image. bias may be
- * NULL; add 1: adds to y. */
+/* Computes y, the output of the depthwise convolution c, from its input x. to_image 1: x is a map
+ * and y an image, else the reverse. bias may be NULL; add 1: adds to y. */
 static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x,
                                   const tsh_real *weight, const tsh_real *bias, tsh_real *y,
                                   int to_image, int add) {
@@ -24662,7 +24859,8 @@ static void tshi_conv_depth_apply(tsh_ctx *ctx, const tshi_conv *c, const tsh_re
         tshi_conv_depth_run(&d, tshi_conv_depth_maps, planes * c->outs, each);
 }
 
-/* Computes the gradient of the weight from image and map, one of which is a gradient. */
+/* Computes the gradient of the weight of a depthwise convolution from its image and map; one of
+ * these is the gradient of the output. */
 static void tshi_conv_depth_weight(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *image,
                                    const tsh_real *map, const tshi_dest *dest) {
     tshi_conv_depth d = {
@@ -24688,7 +24886,7 @@ static void tshi_conv_output(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *x
         tshi_conv_gather(ctx, c, x, weight, bias, y, 0);
 }
 
-/* Computes the gradient of the input from that of the output, g. */
+/* Computes the gradient of a convolution's input from g, that of its output. */
 static void tshi_conv_input_grad(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *g,
                                  const tsh_real *weight, const tshi_dest *dest) {
     if (tshi_conv_is_depthwise(c))
@@ -24709,8 +24907,9 @@ static void tshi_conv_weight_grad(tsh_ctx *ctx, const tshi_conv *c, const tsh_re
         tshi_conv_weight(ctx, c, image, map, dest);
 }
 
-/* Begins a loop over the elements of t (N, C, ..), whose operand 0 is, for each channel, an element
- * of `values`, step apart: to add a sum to it, if it is first. */
+/* Adds an operand to a loop over the elements of a tensor (N, C, ..): for each element, the one of
+ * its channel in `values`, which are `step` apart. As first operand, the result, it sums up what
+ * the loop adds to each channel. */
 static void tshi_conv_channels(tshi_loop *loop, const tsh_real *values, int64_t step) {
     const int n = loop->n++;
     memset(loop->stride[n], 0, sizeof loop->stride[n]);
@@ -24718,7 +24917,7 @@ static void tshi_conv_channels(tshi_loop *loop, const tsh_real *values, int64_t 
     loop->x[n] = tshi_kernel_reals(values, 0);
 }
 
-/* Backward: the gradients of x, weight and bias, without those that are not needed. */
+/* Backward: computes the gradients of x, weight and bias; skips those that are not needed. */
 static void tshi_conv_backward(tshi_node *node) {
     const tshi_conv *c = (const tshi_conv *)node->params;
     tsh_tensor *b = node->in[2], *out = node->out;
@@ -24744,8 +24943,9 @@ static void tshi_conv_backward(tshi_node *node) {
     tshi_mem_release(ctx, scratch[0]);
 }
 
-/* Computes the output. The product adds the bias, unless each rank's product is a partial sum: then
- * this is rounded to the output's dtype and summed over ranks, and the bias is added once. */
+/* Computes the output of a convolution. The product adds the bias, unless each rank's product is a
+ * partial sum: then this is rounded to the output's dtype and summed over ranks, and the bias is
+ * added once. */
 static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi_conv *c) {
     tsh_ctx *ctx = out->ctx;
     tshi_block *scratch[4] = {NULL, NULL, NULL, NULL};
@@ -24770,8 +24970,8 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
     for (int i = 2; i >= 0; i--) tshi_mem_release(ctx, scratch[i]);
 }
 
-/* Returns x, or this rank's channels of a replicated x whose weight takes a shard of them; a copy
- * if it is not dense. NULL: an error. */
+/* Returns x; if x is replicated and this rank's shard of the weight takes some of its channels
+ * only, these channels; a copy if that is not dense. NULL: an error. */
 static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tensor *w,
                                    const tshi_rule_channels *how) {
     tsh_layout layout;
@@ -24780,7 +24980,7 @@ static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tens
     return !x || tshi_tensor_is_dense(x) ? x : tshi_op_copy(op, x);
 }
 
-/* Runs a convolution: op 1d or 2d by dims, plain or transposed. */
+/* Computes a convolution, plain or transposed, in 1 or 2 dimensions (dims), and records it. */
 static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *w, tsh_tensor *b,
                                   const tsh_conv_options *options, int dims, int transposed) {
     static const tsh_conv_options usual = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0};
@@ -24810,7 +25010,7 @@ static tsh_tensor *tshi_conv_call(const tshi_op *op, tsh_tensor *x, tsh_tensor *
     return out;
 }
 
-/* Defines a public function tsh_<name> and its op. */
+/* Defines a public function tsh_<name>, a convolution, and its op. */
 #define TSHI_CONV(name, dims, transposed)                                                          \
     static const tshi_op tshi_##name##_op = {"tsh_" #name,         "x weight bias",                \
                                              tshi_rule_conv,       tshi_conv_backward,             \
@@ -24831,37 +25031,38 @@ TSHI_CONV(conv_transpose2d, 2, 1)
 /* Needs: >>rule-net >>op >>conv-depth.                                       */
 /* ========================================================================== */
 
-/* A pool has the geometry of a depthwise convolution: for each row of the result, tap after tap of
- * the window is combined with all elements of the row at once. The windows of adaptive pools differ
- * in size, so theirs are summed one by one. */
+/* A pool has the geometry of a depthwise convolution. Each row of the output is computed tap by tap
+ * (element of the window): one tap is combined with all elements of the row at once. The windows of
+ * adaptive pools differ in size, so they are summed one by one. */
 
 typedef enum tshi_pool_kind { TSHI_POOL_MAX, TSHI_POOL_MEAN, TSHI_POOL_ADAPTIVE } tshi_pool_kind;
 
-/* The params of the node. c: sizes; its batch is the number of planes, channels of all images. */
+/* The params of the node. c: the sizes; c.batch is the number of planes: channels of all images. */
 typedef struct tshi_pool_desc {
     tshi_conv c;
     tshi_pool_kind kind;
-    int without_padding; /* 1: the mean is that of elements inside the image */
+    int without_padding; /* 1: a mean does not count padding as elements */
     int64_t divisor;     /* divisor of means; 0: the number of elements */
 } tshi_pool_desc;
 
-/* What the threads share. Arrays are dense. */
+/* What the threads share in forward or backward of a pool. Arrays are dense. */
 typedef struct tshi_pooling {
     const tsh_ctx *ctx;
     const tshi_pool_desc *pool;
     tsh_real *x, *y; /* planes of the input and of the output, or their gradients */
-    int32_t *index;  /* of a maximum: where in its plane each element of the output is from */
-    int add;         /* backward: 1: adds to x's gradient */
+    int32_t *index;  /* max pools: index in its input plane of each output element's maximum */
+    int add;         /* backward: 1: adds to x's gradient, 0: overwrites it */
 } tshi_pooling;
 
 /* -- windows ----------------------------------------------------------------- */
 
-/* Elements [from, to) of a dimension of the image, and how many of the padded image. */
+/* A window along one dimension: covers elements [from, to) of the image, and `padded` elements if
+ * those in the padding count. */
 typedef struct tshi_window {
     int64_t from, to, padded;
 } tshi_window;
 
-/* Returns window i along dimension d, 0 or 1, of a mean. */
+/* Returns window i of an average pool along dimension d: 0, rows, or 1, columns. */
 static tshi_window tshi_pool_window(const tshi_pool_desc *pool, int d, int64_t i) {
     const tshi_conv *c = &pool->c;
     const int64_t n = c->image[d], outs = c->map[d];
@@ -24880,7 +25081,7 @@ static tshi_window tshi_pool_window(const tshi_pool_desc *pool, int d, int64_t i
     return w;
 }
 
-/* Returns what the sum of window (y, x) is divided by; 1 if the window is empty. */
+/* Returns the number that the sum of window (y, x) is divided by; 1 if the window is empty. */
 static tsh_real tshi_pool_divisor(const tshi_pool_desc *pool, int64_t y, int64_t x) {
     const tshi_window rows = tshi_pool_window(pool, 0, y), columns = tshi_pool_window(pool, 1, x);
     const int64_t inside = (rows.to - rows.from) * (columns.to - columns.from);
@@ -24892,14 +25093,16 @@ static tsh_real tshi_pool_divisor(const tshi_pool_desc *pool, int64_t y, int64_t
 
 /* -- the maximum --------------------------------------------------------------- */
 
-/* Parameters of the kernel below: the places of x[0]; where x[1] begins in its plane. */
+/* Parameters of the kernel below. place: for each element of x[0], its index in the input plane;
+ * first: the index of the first element of x[1] there. */
 typedef struct tshi_pool_place {
     int32_t *place;
     int64_t first;
 } tshi_pool_place;
 
-/* Kernel: x[0] = the larger of x[0] and x[1], whose elements are x[1].step apart, and its place.
- * NaN is larger than anything; a place below 0 says that there is no value yet. */
+/* Kernel: replaces each element of x[0] by that of x[1], and its place too, if x[1] is larger; the
+ * elements of x[1] are x[1].step apart. NaN is larger than anything; a place below 0: no value
+ * yet. */
 TSHI_INLINE void tshi_pool_max_body(int64_t n, const tshi_operand *x, const tshi_pool_place *p) {
     tsh_real *TSHI_RESTRICT best = (tsh_real *)x[0].data;
     const tsh_real *TSHI_RESTRICT from = (const tsh_real *)x[1].data;
@@ -24914,7 +25117,7 @@ TSHI_INLINE void tshi_pool_max_body(int64_t n, const tshi_operand *x, const tshi
 }
 TSHI_KERNEL(tshi_pool_max, tshi_pool_place);
 
-/* Computes row y of a plane of maxima and their places. */
+/* Computes row y of an output plane of maxima, and their indices in the input plane, `image`. */
 static void tshi_pool_max_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
                               int32_t *index, int64_t y) {
     const tshi_conv *c = &p->pool->c;
@@ -24924,7 +25127,8 @@ static void tshi_pool_max_row(const tshi_pooling *p, const tsh_real *image, tsh_
     }
     for (int64_t t = 0; t < tshi_conv_area(c->kernel); t++) {
         const tshi_conv_stretch s = tshi_conv_reach(c, y, t / c->kernel[1], t % c->kernel[1]);
-        const int64_t at = s.map - y * c->map[1]; /* column of the first element */
+        /* the first output column that tap t reaches */
+        const int64_t at = s.map - y * c->map[1];
         const tshi_pool_place place = {index + at, s.image};
         tshi_operand x[2];
         if (s.length <= 0) continue;
@@ -24936,7 +25140,7 @@ static void tshi_pool_max_row(const tshi_pooling *p, const tsh_real *image, tsh_
 
 /* -- the mean --------------------------------------------------------------------- */
 
-/* Computes row y of a plane of means of fixed windows. */
+/* Computes row y of an output plane of means, whose windows have one size. */
 static void tshi_pool_mean_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
                                int64_t y) {
     const tshi_conv *c = &p->pool->c;
@@ -24953,7 +25157,7 @@ static void tshi_pool_mean_row(const tshi_pooling *p, const tsh_real *image, tsh
     for (int64_t i = 0; i < c->map[1]; i++) row[i] /= tshi_pool_divisor(p->pool, y, i);
 }
 
-/* Computes row y of a plane of means of adaptive windows. */
+/* Computes row y of an output plane of means over adaptive windows. */
 static void tshi_pool_adaptive_row(const tshi_pooling *p, const tsh_real *image, tsh_real *row,
                                    int64_t y) {
     const int64_t width = p->pool->c.image[1];
@@ -25035,8 +25239,8 @@ static void tshi_pool_backward(tshi_node *node) {
 
 /* -- the ops ------------------------------------------------------------------------- */
 
-/* Sets the length of the output along d. Returns 0 and an error if there is none, or a window would
- * have no element of the image. */
+/* Sets the length of the output along dimension d. Returns 0 and an error if that is 0, or if there
+ * is so much padding that a window could have no element of the image. */
 static int tshi_pool_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, int ceil_mode) {
     const int64_t span = tshi_conv_span(c->kernel[d], c->dilation[d]);
     const int64_t room = c->image[d] + 2 * c->padding[d] - span;
@@ -25056,8 +25260,8 @@ static int tshi_pool_length(tsh_ctx *ctx, const char *op, tshi_conv *c, int d, i
                     (long long)c->padding[d]) == TSH_OK;
 }
 
-/* Sets the sizes of x in c. Returns 0 and an error if x has not dims + 2 dimensions, or a size is
- * not possible. */
+/* Sets the sizes in c for x, with windows of one element. Returns 0 and an error if x does not have
+ * dims + 2 dimensions, or its images are empty or too large. */
 static int tshi_pool_image(const char *op, const tsh_tensor *x, int dims, tshi_conv *c) {
     char text[TSHI_TEXT_SIZE];
     memset(c, 0, sizeof *c);
@@ -25083,7 +25287,8 @@ static int tshi_pool_image(const char *op, const tsh_tensor *x, int dims, tshi_c
                     op, (long long)tshi_conv_area(c->image), INT32_MAX) == TSH_OK;
 }
 
-/* Sets the sizes of a pool of fixed windows. Returns 0 after an error. */
+/* Fills in *pool from the options, for a pool whose windows have one size. Returns 0 after an
+ * error. */
 static int tshi_pool_sizes(const char *op, const tsh_tensor *x, int dims, const tsh_pool_options *o,
                            tshi_pool_desc *pool) {
     tshi_conv *c = &pool->c;
@@ -25115,7 +25320,7 @@ static int tshi_pool_sizes(const char *op, const tsh_tensor *x, int dims, const 
            tshi_pool_length(ctx, op, c, 1, o->ceil_mode);
 }
 
-/* Runs a pool whose sizes are set. */
+/* Runs a pool; *pool is filled in. */
 static tsh_tensor *tshi_pool_run(const tshi_op *op, tsh_tensor *x, int dims,
                                  const tshi_pool_desc *pool) {
     tsh_ctx *ctx = x->ctx;
@@ -25146,7 +25351,7 @@ static tsh_tensor *tshi_pool_run(const tshi_op *op, tsh_tensor *x, int dims,
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-/* Runs a pool of fixed windows. */
+/* Runs a pool whose windows have one size, which the options give. */
 static tsh_tensor *tshi_pool_fixed(const tshi_op *op, tsh_tensor *x, int dims,
                                    const tsh_pool_options *options, tshi_pool_kind kind) {
     tshi_pool_desc pool;
@@ -25157,7 +25362,7 @@ static tsh_tensor *tshi_pool_fixed(const tshi_op *op, tsh_tensor *x, int dims,
                                                               : NULL;
 }
 
-/* Runs an adaptive pool to `size` (height, width). */
+/* Runs an adaptive pool, whose output has the size (height, width). */
 static tsh_tensor *tshi_pool_adaptive(const tshi_op *op, tsh_tensor *x, int dims, int64_t height,
                                       int64_t width) {
     const int64_t size[2] = {height, width};
@@ -25182,7 +25387,7 @@ static tsh_tensor *tshi_pool_adaptive(const tshi_op *op, tsh_tensor *x, int dims
 #define TSHI_POOL_OP(name)                                                                         \
     static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x",       tshi_rule_pool,        \
                                              tshi_pool_backward, TSHI_NONE, 0};
-/* Defines a pool of fixed windows, and its op. */
+/* Defines tsh_<name>, a pool whose windows have one size, and its op. */
 #define TSHI_POOL(name, dims, kind)                                                                \
     TSHI_POOL_OP(name)                                                                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, const tsh_pool_options *options) {               \
@@ -25211,8 +25416,8 @@ TSH_API tsh_tensor *tsh_adaptive_avg_pool2d(tsh_tensor *x, int64_t height, int64
 /* Needs: >>op-view >>op-pool.                                                */
 /* ========================================================================== */
 
-/* The two elements that an element of the result lies between, along one dimension, and how much
- * each counts. Of TSH_NEAREST, the second counts 0. */
+/* Along one dimension: the two input elements between which an output element lies, and their
+ * weights, whose sum is 1. With TSH_NEAREST, the second weight is 0. */
 typedef struct tshi_between {
     int32_t at[2];
     tsh_real part[2];
@@ -25223,25 +25428,25 @@ typedef struct tshi_between {
 typedef struct tshi_interpolate {
     tshi_conv c;
     int linear, align;
-    double scale[2]; /* the caller's factor; 0: that of the sizes */
+    double scale[2]; /* the caller's scale factor; 0: output size / input size */
 } tshi_interpolate;
 
-/* What the threads share. */
+/* What the threads share while they compute an output or a gradient. */
 typedef struct tshi_interpolating {
     const tshi_interpolate *how;
     const tshi_between *rows, *columns;
     tsh_real *x, *y; /* planes of input and output, or their gradients */
-    int add;         /* backward: 1: adds to x's gradient */
+    int add;         /* backward: 1: adds to x's gradient, 0: overwrites it */
 } tshi_interpolating;
 
-/* Fills in where the elements of the output lie along dimension d, as torch's
- * area_pixel_compute_source_index does, in tsh_real. */
+/* Fills in a tshi_between for each output element along dimension d: 0, rows, or 1, columns.
+ * Computes positions as torch's area_pixel_compute_source_index does, in tsh_real. */
 static void tshi_interpolate_table(const tshi_interpolate *how, int d, tshi_between *to) {
     const int64_t n = how->c.image[d], outs = how->c.map[d];
     const tsh_real given = how->scale[d] > 0 ? TSHI_R(1 / how->scale[d]) : TSHI_R(n) / TSHI_R(outs);
     const int aligned = how->linear && how->align;
     const tsh_real corner = outs > 1 ? TSHI_R(n - 1) / TSHI_R(outs - 1) : 0;
-    const tsh_real scale = aligned ? corner : given; /* elements of the input per element */
+    const tsh_real scale = aligned ? corner : given; /* input elements per output element */
     for (int64_t i = 0; i < outs; i++, to++) {
         tsh_real at = aligned || !how->linear ? TSHI_R(i) * scale
                                               : scale * (TSHI_R(i) + TSHI_R(0.5)) - TSHI_R(0.5);
@@ -25289,7 +25494,7 @@ static void tshi_interpolate_planes(void *job, int piece, int64_t from, int64_t 
         const tsh_real *g = p->y + n * tshi_conv_area(c->map);
         if (!p->add) memset(x, 0, (size_t)area * sizeof *x);
         for (int64_t i = 0; i < c->map[0]; i++, g += c->map[1])
-            for (int k = 0; k <= p->how->linear; k++) { /* the row before, the row after */
+            for (int k = 0; k <= p->how->linear; k++) { /* the input rows before and after */
                 tsh_real *row = x + p->rows[i].at[k] * c->image[1];
                 const tsh_real part = p->rows[i].part[k];
                 for (int64_t j = 0; j < c->map[1]; j++) {
@@ -25301,7 +25506,8 @@ static void tshi_interpolate_planes(void *job, int piece, int64_t from, int64_t 
     }
 }
 
-/* Returns what threads share of a call with these params and this aux. */
+/* Returns what the threads share in a call with these params and this aux; x, y and add are not set
+ * yet. */
 static tshi_interpolating tshi_interpolate_job(const tshi_interpolate *how, tshi_block *aux) {
     tshi_interpolating p = {how, (const tshi_between *)tshi_mem_data(aux), NULL, NULL, NULL, 0};
     p.columns = p.rows + how->c.map[0];
@@ -25321,7 +25527,7 @@ static void tshi_interpolate_backward(tshi_node *node) {
                   how->c.batch, 1, tshi_interpolate_planes, &p);
 }
 
-/* Sets the sizes. Returns 0 and an error if the options are not possible. */
+/* Fills in *how from x and the options. Returns 0 and an error if they are not valid. */
 static int tshi_interpolate_sizes(const tsh_tensor *x, const tsh_interpolate_options *o,
                                   tshi_interpolate *how) {
     const char *const op = "tsh_interpolate";
@@ -25359,7 +25565,7 @@ static const tshi_op tshi_interpolate_op = {"tsh_interpolate",         "x",     
 TSH_API tsh_tensor *tsh_interpolate(tsh_tensor *x, const tsh_interpolate_options *options) {
     const tshi_op *op = &tshi_interpolate_op;
     tsh_ctx *ctx = tshi_tensor_check_floating("tsh_interpolate", op->inputs, &x, 1);
-    const int linear = 1; /* of a sum, the result is the sum of results */
+    const int linear = 1; /* the op is linear, so x may be a partial sum */
     tshi_interpolate how;
     tshi_interpolating p;
     tshi_output output;
@@ -25834,10 +26040,10 @@ static tsh_tensor *tshi_norm_apply(const tshi_op *op, tsh_tensor *x, tsh_tensor 
         if (in[i]) values[i] = tshi_kernel_reals_of(in[i], stride, &scratch[i]);
     values[1] = tshi_norm_weight(ctx, &p, values[1], &scratch[1]);
     work = tshi_kernel_rows_job(tshi_norm_rows[ctx->isa], rows, &p);
-    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d); /* shape (rows, d) */
-    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step); /* (rows, d) */
-    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                       /* shape (d) */
-    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0); /* shape (d) or NULL */
+    work.x[TSHI_NORM_Y] = tshi_kernel_reals(y, p.d); /* the output (rows, d) */
+    work.x[TSHI_NORM_X] = tshi_kernel_reals(values[0], scratch[0] ? p.d : step); /* x (rows, d) */
+    work.x[TSHI_NORM_W] = tshi_kernel_reals(values[1], 0);                       /* weight (d) */
+    work.x[TSHI_NORM_B] = tshi_kernel_reals(values[2], 0); /* the bias (d), or NULL */
     work.x[TSHI_NORM_STATS] = tshi_kernel_reals((tsh_real *)tshi_mem_data(stats), 2);
     if (ctx->error.code == TSH_OK) tshi_norm_forward(ctx, &work, &p);
     for (i = 0; i < 3; i++) tshi_mem_release(ctx, scratch[i]);
@@ -25897,19 +26103,20 @@ static tshi_channels tshi_channel_shape(const tsh_tensor *x) {
     return shape;
 }
 
-/* Of every channel c, the two sums of u' and u' v' over its values, with u' = u - from_u[c] and
- * v' = v - from_v[c]. Sums of short runs are in tsh_real, those of their results in double; the
- * order of additions depends on the shape alone. */
+/* A job that computes, for every channel c, the sums of u' and of u' v' over its values, where u'
+ * is u - from_u[c] and v' is v - from_v[c]. At most 2048 values are added up in tsh_real before the
+ * sum goes on in double; the order of additions depends on the shape alone. */
 typedef struct tshi_channel_sums {
     tshi_channels shape;
     const tsh_real *u, *v;           /* shape (outer, count, inner) */
     const tsh_real *from_u, *from_v; /* shape (count); NULL: 0 */
     double *sums;                    /* shape (count, 2): results */
-    int64_t first;                   /* the kernel's first channel */
+    int64_t first;                   /* the first channel that the kernel computes */
     int isa;                         /* which kernels run: TSHI_ISA_... */
 } tshi_channel_sums;
 
-/* Adds the sums of a run of n adjacent values to sum[0] and sum[1]. */
+/* Adds the sums of u' and of u' v' (see tshi_channel_sums) over n adjacent values to sum[0] and
+ * sum[1]. */
 TSHI_INLINE void tshi_channel_run(const tsh_real *u, const tsh_real *v, int64_t n, tsh_real from_u,
                                   tsh_real from_v, double *sum) {
     tsh_real lane[2 * TSHI_BLOCK], pad[2][TSHI_BLOCK];
@@ -25936,7 +26143,7 @@ TSHI_INLINE void tshi_channel_run(const tsh_real *u, const tsh_real *v, int64_t 
 /* Kernel for long runs: computes the sums of n channels from p->first on, one after the other. */
 TSHI_INLINE void tshi_channel_rows_body(int64_t n, const tshi_operand *x,
                                         const tshi_channel_sums *p) {
-    enum { RUN = 2048 }; /* values that are summed in tsh_real */
+    enum { RUN = 2048 }; /* most values that are added up in tsh_real */
     const int64_t inner = p->shape.inner;
     (void)x;
     for (int64_t c = p->first; c < p->first + n; c++) {
@@ -25954,8 +26161,9 @@ TSHI_INLINE void tshi_channel_rows_body(int64_t n, const tshi_operand *x,
 }
 TSHI_KERNEL(tshi_channel_rows, tshi_channel_sums);
 
-/* Adds the values of up to TSHI_BLOCK columns, from column j on, of all `outer` rows, to sum[0 ..]
- * and sum[TSHI_BLOCK ..]. A row consists of count times inner columns. from_u, from_v: a block. */
+/* Adds u' and u' v' (see tshi_channel_sums) of up to TSHI_BLOCK columns, from column j on, over all
+ * `outer` rows, to sum[0 ..] and sum[TSHI_BLOCK ..], an element per column. A row has count times
+ * inner columns. from_u, from_v: one value per column. */
 TSHI_INLINE void tshi_channel_block(const tshi_channel_sums *p, int64_t j, int64_t columns,
                                     const tsh_real *from_u, const tsh_real *from_v, double *sum) {
     const int64_t width = p->shape.count * p->shape.inner;
@@ -25972,8 +26180,8 @@ TSHI_INLINE void tshi_channel_block(const tshi_channel_sums *p, int64_t j, int64
     }
 }
 
-/* Kernel for short runs: computes the sums of n channels from p->first on. It first adds up whole
- * rows, column by column, then the columns of each channel. */
+/* Kernel for short runs: computes the sums of n channels from p->first on. It first sums each
+ * column over all rows, then the columns of each channel. */
 TSHI_INLINE void tshi_channel_columns_body(int64_t n, const tshi_operand *x,
                                            const tshi_channel_sums *p) {
     const int64_t inner = p->shape.inner, end = (p->first + n) * inner;
@@ -26037,9 +26245,10 @@ static void tshi_channel_moments(const tsh_ctx *ctx, tshi_channels shape, const 
     }
 }
 
-/* The params of the two kernels below: numbers of channels lie in planes, one after the other. */
+/* The params of the two kernels below. Their factors, a number per channel each, are in arrays
+ * (planes) that follow each other. */
 typedef struct tshi_channel_map {
-    int64_t plane; /* numbers of a plane */
+    int64_t plane; /* number of values in a plane */
 } tshi_channel_map;
 
 /* Kernel: y = (x - mean) scale + shift. Operands: y, x, the planes mean, scale and shift. */
@@ -26084,9 +26293,9 @@ TSHI_INLINE void tshi_channel_back_body(int64_t n, const tshi_operand *x,
 }
 TSHI_KERNEL(tshi_channel_back, tshi_channel_map);
 
-/* Runs one of these kernels over all values. data: its n operands, dense and of shape (outer,
- * count, inner), and last the planes, with `plane` numbers each: one per channel, or one per sample
- * and channel. */
+/* Runs tshi_channel_scale or tshi_channel_back over all values. data: its n operands, dense and of
+ * shape (outer, count, inner), and last the planes, with `plane` numbers each: one per channel, or
+ * one per sample and channel. */
 static void tshi_channel_apply(const tsh_ctx *ctx, tshi_channels shape,
                                const tshi_kernel_fn *kernel, const tsh_real *const *data, int n,
                                int64_t plane) {
@@ -26112,8 +26321,8 @@ static void tshi_channel_apply(const tsh_ctx *ctx, tshi_channels shape,
 
 /* -- what norms over channels check ------------------------------------------ */
 
-/* Checks x (N, C, ..) and the others of n inputs, (C) or NULL. Returns the ctx; NULL after an
- * error. */
+/* Checks n inputs of a norm: in[0], x (N, C, ..), and the others, each of shape (C) or NULL.
+ * Returns the ctx; NULL after an error. */
 static tsh_ctx *tshi_channel_check(const char *op, const char *const *names, tsh_tensor *const *in,
                                    int n) {
     enum { MOST = 5 };
@@ -26168,13 +26377,13 @@ static void *tshi_channel_memory(tshi_block *block) {
  * order, so that all have the same bits; the means in dx are summed by an all-reduce. */
 typedef struct tshi_batch_norm {
     int training;
-    int over_tp, over_dp; /* 1: statistics are those of all ranks of that group */
-    double n;             /* number of values of a channel, on all these ranks */
+    int over_tp, over_dp; /* 1: the statistics are over all ranks of tp, of dp */
+    double n;             /* number of values of a channel, on all ranks that share statistics */
     double momentum, eps;
 } tshi_batch_norm;
 
 /* Combines the moments of two parts of a channel, of na and nb values, into a (Chan, Golub &
- * LeVeque 1983). A moment: the mean, and the sum of squared distances from it. */
+ * LeVeque 1983). Moments are the mean, a[0], and the sum of squared distances from it, a[1]. */
 static void tshi_batch_norm_join(double *a, double na, const double *b, double nb) {
     const double n = na + nb, apart = b[0] - a[0];
     if (nb <= 0) return;
@@ -26182,8 +26391,9 @@ static void tshi_batch_norm_join(double *a, double na, const double *b, double n
     a[1] = na > 0 ? a[1] + b[1] + apart * apart * (na * (nb / n)) : b[1];
 }
 
-/* Turns the moments (count, 2) of *n values of a channel on this rank into those of all ranks of
- * comm, and *n into the number of all values: one all-gather. */
+/* Turns moments (count, 2), the mean and the sum of squared distances from it of each channel over
+ * *n values on this rank, into those over all ranks of comm, and *n into the number of all values:
+ * by one all-gather. */
 static void tshi_batch_norm_gather(tsh_ctx *ctx, tsh_comm *comm, int64_t count, double *moments,
                                    double *n) {
     const int64_t each = 2 * count + 1; /* numbers that a rank sends: its moments and its n */
@@ -26210,7 +26420,7 @@ static void tshi_batch_norm_gather(tsh_ctx *ctx, tsh_comm *comm, int64_t count, 
     tshi_mem_release(ctx, block);
 }
 
-/* Adds up the sums (count, 2) of all ranks whose values have common statistics. */
+/* All-reduces `sums` (count, 2) over the ranks that share statistics. */
 static void tshi_batch_norm_reduce(tsh_ctx *ctx, const tshi_batch_norm *p, int64_t count,
                                    double *sums) {
     static const char what[] = "tsh_batch_norm: all-reduce of the sums of a gradient";
@@ -26222,16 +26432,17 @@ static void tshi_batch_norm_reduce(tsh_ctx *ctx, const tshi_batch_norm *p, int64
                               what);
 }
 
-/* Returns 1 if the recorded op `node` used t itself. (That a checkpoint has t among its parameters
- * is no use of its values in training.) */
+/* Returns 1 if the recorded op `node` used the values of t. (The node of a checkpoint, which only
+ * lists t among its parameters, does not count: training does not read the running statistics.) */
 static int tshi_batch_norm_uses(const tshi_node *node, const tsh_tensor *t) {
     for (int i = 0; i < node->n; i++)
         if (node->in[i] && (node->in[i]->base == t || node->saved[i] == t->block)) return 1;
     return 0;
 }
 
-/* Moves running (C) towards the new statistics, of which moments[2 c + second] divided by `by` is
- * that of channel c. Fails if backward needs the running values. */
+/* Updates a running statistic (C), with the momentum: the new value of channel c, a mean or a
+ * variance, is moments[2 c + second] / by. Fails if backward of a recorded op needs the old
+ * values. */
 static void tshi_batch_norm_update(tsh_tensor *running, const tshi_batch_norm *p,
                                    const double *moments, int second, double by) {
     char *values = (char *)tshi_tensor_at(running);
@@ -26249,7 +26460,8 @@ static void tshi_batch_norm_update(tsh_tensor *running, const tshi_batch_norm *p
     }
 }
 
-/* Computes the moments (count, 2) of all values, and p->n; updates the running statistics. */
+/* Computes the moments (count, 2), mean and sum of squared distances from it, of each channel over
+ * all ranks that share statistics, and p->n; updates the running statistics. */
 static void tshi_batch_norm_train(tsh_ctx *ctx, tshi_channels shape, const tsh_real *x,
                                   tsh_real *pivot, tsh_tensor *const *in, tshi_batch_norm *p,
                                   double *moments) {
@@ -26267,9 +26479,9 @@ static void tshi_batch_norm_train(tsh_ctx *ctx, tshi_channels shape, const tsh_r
     if (ctx->error.code == TSH_OK) tshi_batch_norm_update(in[4], p, moments, 1, p->n - 1);
 }
 
-/* Writes planes of `count` numbers each for tshi_channel_scale: mean, rstd w and b. The first two
- * of stats (2, count) become mean and rstd. moments: see tshi_batch_norm_train; NULL: the running
- * statistics are used. w and b: shape (count) or NULL. */
+/* Writes three planes, with a number per channel each, for tshi_channel_scale: mean, rstd w and b;
+ * and the mean and rstd of each channel to stats (2, count). moments: see tshi_batch_norm_train;
+ * outside of training, the running statistics are used instead. w and b: shape (count) or NULL. */
 static void tshi_batch_norm_planes(const tshi_batch_norm *p, int64_t count, tsh_tensor *const *in,
                                    const double *moments, const tsh_real *w, const tsh_real *b,
                                    tsh_real *stats, tsh_real *planes) {
@@ -26289,8 +26501,9 @@ static void tshi_batch_norm_planes(const tshi_batch_norm *p, int64_t count, tsh_
     }
 }
 
-/* Backward: writes planes for tshi_channel_back, and dw and db, shape (2, count), to `grads`. sums:
- * of dy and of dy (x - mean), those of this rank; they become those of all ranks. */
+/* Backward: writes the four planes for tshi_channel_back, with a number per channel each, and dw
+ * and db, shape (2, count), to `grads`. sums: each channel's sums of dy and of dy (x - mean) on
+ * this rank; if reduce is 1, they become those of all ranks that share statistics. */
 static void tshi_batch_norm_back(tsh_ctx *ctx, const tshi_batch_norm *p, int64_t count,
                                  const tsh_real *stats, const tsh_real *w, double *sums, int reduce,
                                  tsh_real *grads, tsh_real *planes) {
@@ -26332,7 +26545,7 @@ static void tshi_batch_norm_backward(tshi_node *node) {
         const tsh_real *dy = tshi_tape_grad(node);
         const tsh_real *const data[] = {dx, dy, values, planes};
         double *total = (double *)tshi_mem_data(sums);
-        tsh_real *grads = planes + 4 * count; /* dw and db */
+        tsh_real *grads = planes + 4 * count; /* memory for dw and db */
         tshi_channel_sum(ctx, shape, dy, NULL, values, stats, total);
         tshi_batch_norm_back(ctx, p, count, stats, w, total, p->training && needed[0], grads,
                              planes);
@@ -26383,7 +26596,8 @@ static tshi_block *tshi_batch_norm_forward(tsh_tensor *const *in, tsh_tensor *ou
     return NULL;
 }
 
-/* Checks which running statistics there are. Returns 0 after an error. */
+/* Checks that running_mean and running_var are both given or both NULL, and, outside of training,
+ * given. Returns 0 after an error. */
 static int tshi_batch_norm_running(tsh_ctx *ctx, tsh_tensor *const *in, int training) {
     if ((in[3] != NULL) != (in[4] != NULL))
         return tshi_error_zero(ctx, TSH_ERR_ARGUMENT,
@@ -26432,22 +26646,22 @@ TSH_API tsh_tensor *tsh_batch_norm(tsh_tensor *x, tsh_tensor *weight, tsh_tensor
 /* Needs: >>rule-net >>op-map >>op-channel.                                   */
 /* ========================================================================== */
 
-/* Each sample's groups of channels are normalised. Of a group with d values, mean and rstd =
- * 1 / sqrt(variance + eps); with xh = (x - mean) rstd and h = w dy:
+/* The channels of each sample are normalised in groups. A group of d values has one mean, and one
+ * rstd = 1 / sqrt(variance + eps). With xh = (x - mean) rstd, h = w dy, and mean() over the group:
  *
  *     y = w xh + b,   dx = (h - mean(h) - xh mean(h xh)) rstd
  *     dw += sum(dy xh),   db += sum(dy),   over samples and the values of a channel */
 typedef struct tshi_group_norm {
-    int64_t groups, each; /* groups on this rank; channels of a group */
+    int64_t groups, each; /* number of groups on this rank; channels per group */
     double eps;           /* added to the variance */
 } tshi_group_norm;
 
-/* Computes mean and rstd of each group of each sample: stats (samples, groups, 2). Returns 0 if
+/* Writes mean and rstd of each group of each sample to stats (samples, groups, 2). Returns 0 if
  * there is no memory. */
 static int tshi_group_norm_stats(tsh_ctx *ctx, const tshi_group_norm *p, tshi_channels shape,
                                  const tsh_real *x, tsh_real *stats) {
     const int64_t rows = shape.outer * p->groups, d = p->each * shape.inner;
-    const tshi_channels groups = {1, rows, d}; /* a group of a sample as a channel */
+    const tshi_channels groups = {1, rows, d}; /* seen as a channel: a group of one sample */
     tshi_block *sums = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)(2 * rows) * sizeof(double));
     if (!sums) return 0;
     double *moments = (double *)tshi_mem_data(sums);
@@ -26461,8 +26675,8 @@ static int tshi_group_norm_stats(tsh_ctx *ctx, const tshi_group_norm *p, tshi_ch
     return 1;
 }
 
-/* Writes planes for tshi_channel_scale, with a number per sample and channel. w and b: one number
- * per channel, or NULL. */
+/* Writes the three planes that tshi_channel_scale reads, mean, rstd w and b, each with a number per
+ * sample and channel. w and b: one number per channel, or NULL. */
 static void tshi_group_norm_planes(const tshi_group_norm *p, tshi_channels shape,
                                    const tsh_real *stats, const tsh_real *w, const tsh_real *b,
                                    tsh_real *planes) {
@@ -26476,9 +26690,10 @@ static void tshi_group_norm_planes(const tshi_group_norm *p, tshi_channels shape
     }
 }
 
-/* Adds one group of one sample to dw and db of its channels, and writes its planes for
- * tshi_channel_back. at: index of the group's first channel among those of all samples; c: the
- * channel. sums: of dy and of dy (x - mean) for every sample and channel. d: values of a group. */
+/* Backward for one group of one sample: adds to dw and db of its channels, in grads (2, count), and
+ * writes its part of the four planes for tshi_channel_back. at: index of the group's first channel
+ * among the channels of all samples; c: its index in the sample. sums: those of dy and of dy (x -
+ * mean), for every sample and channel. d: number of values of the group. */
 static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t c, double d,
                                   const tsh_real *stats, const tsh_real *w, const double *sums,
                                   double *grads, int64_t count, int64_t plane, tsh_real *planes) {
@@ -26488,7 +26703,7 @@ static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t 
         const double factor = w ? (double)w[c + i] : 1, *sum = sums + 2 * (at + i);
         h += factor * sum[0];
         hx += factor * sum[1];
-        grads[c + i] += d > 0 ? sum[1] * rstd : 0; /* rstd may be infinite */
+        grads[c + i] += d > 0 ? sum[1] * rstd : 0; /* if d is 0, rstd may be infinite */
         grads[count + c + i] += sum[0];
     }
     for (int64_t i = at; i < at + p->each; i++) {
@@ -26499,13 +26714,14 @@ static void tshi_group_norm_group(const tshi_group_norm *p, int64_t at, int64_t 
     }
 }
 
-/* Writes planes for tshi_channel_back, and dw and db, shape (2, count), to grads. planes also is
- * scratch for a mean per sample and channel. */
+/* Backward: writes the four planes for tshi_channel_back, and dw and db, shape (2, count), to
+ * grads. sums: scratch, shape (samples, count, 2). Before it gets its planes, `planes` is scratch
+ * for a mean per sample and channel. */
 static void tshi_group_norm_back(tsh_ctx *ctx, const tshi_group_norm *p, tshi_channels shape,
                                  const tsh_real *dy, const tsh_real *x, const tsh_real *stats,
                                  const tsh_real *w, double *sums, double *grads, tsh_real *planes) {
     const int64_t count = shape.count, plane = shape.outer * count;
-    const tshi_channels each = {1, plane, shape.inner}; /* a channel of a sample as a channel */
+    const tshi_channels each = {1, plane, shape.inner}; /* a channel of one sample */
     for (int64_t i = 0; i < plane; i++) planes[i] = stats[2 * (i / p->each)];
     tshi_channel_sum(ctx, each, dy, NULL, x, planes, sums);
     memset(grads, 0, (size_t)(2 * count) * sizeof *grads);
@@ -26514,7 +26730,7 @@ static void tshi_group_norm_back(tsh_ctx *ctx, const tshi_group_norm *p, tshi_ch
                               stats + 2 * (i / p->each), w, sums, grads, count, plane, planes);
 }
 
-/* Adds n numbers in double to the gradient of input i. room: scratch, shape (n). */
+/* Adds `grad`, n numbers in double, to the gradient of input i. room: scratch, shape (n). */
 static void tshi_group_norm_add(tshi_node *node, int i, const tshi_dest *dest, const double *grad,
                                 int64_t n, tsh_real *room) {
     const int64_t one = 1;
@@ -26545,7 +26761,7 @@ static void tshi_group_norm_backward(tshi_node *node) {
     if (planes && sums && values && ctx->error.code == TSH_OK) {
         const tsh_real *dy = tshi_tape_grad(node);
         const tsh_real *const data[] = {dx, dy, values, planes};
-        double *grads = sums + 2 * plane; /* dw and db */
+        double *grads = sums + 2 * plane; /* memory for dw and db */
         tshi_group_norm_back(ctx, p, shape, dy, values, (const tsh_real *)tshi_mem_data(node->aux),
                              w, sums, grads, planes);
         if (dx) tshi_channel_apply(ctx, shape, tshi_channel_back, data, 4, plane);
@@ -26561,8 +26777,8 @@ static void tshi_group_norm_backward(tshi_node *node) {
     tshi_mem_release(ctx, more);
 }
 
-/* Computes out from in: x, weight, bias. Returns mean and rstd of each group, for backward. NULL:
- * an error. */
+/* Computes out from the inputs x, weight and bias. Returns mean and rstd of each group, for
+ * backward. NULL: an error. */
 static tshi_block *tshi_group_norm_forward(tsh_tensor *const *in, tsh_tensor *out,
                                            const tshi_group_norm *p) {
     tsh_ctx *ctx = out->ctx;
@@ -26600,7 +26816,8 @@ static const tshi_op tshi_group_norm_instance_op = {"tsh_instance_norm",  "x wei
                                                     tshi_rule_group_norm, tshi_group_norm_backward,
                                                     TSHI_X | TSHI_WEIGHT, 0};
 
-/* Runs tsh_group_norm or, with groups 0 and the other op, tsh_instance_norm. */
+/* Runs tsh_group_norm, or tsh_instance_norm if `op` is its op: then each channel is a group, and
+ * `groups` is not read. */
 static tsh_tensor *tshi_group_norm_run(const tshi_op *op, tsh_tensor *x, int64_t groups,
                                        tsh_tensor *weight, tsh_tensor *bias, double eps) {
     static const char *const names[] = {"x", "weight", "bias"};
@@ -26672,16 +26889,16 @@ enum { TSHI_CELL_PLANES = 4 }; /* numbers kept for each unit and time step */
  * a row per sample of the batch; _row: elements from row to row. */
 typedef struct tshi_cell {
     int64_t units;  /* number of units of this piece */
-    tsh_real *gate; /* TSHI_CELL_PLANES planes: g, and then what replaces them */
+    tsh_real *gate; /* planes, TSHI_CELL_PLANES of them: g, or what has replaced them */
     int64_t gate_plane, gate_row;
-    const tsh_real *sum; /* forward: a plane per gate: s; backward: a plane: the gradient of h
-                               * that comes from the next time step */
+    const tsh_real *sum; /* forward: s = W_hh h', a plane per gate; backward: one plane, the
+                          * gradient of h that comes from the next time step */
     int64_t sum_plane, sum_row;
-    const tsh_real *bias;   /* GRU: b_hh of u; NULL: 0 */
-    const tsh_real *before; /* LSTM: c'; GRU: h'; NULL: 0 */
+    const tsh_real *bias;   /* GRU: b_hh of gate u; NULL: 0 */
+    const tsh_real *before; /* state of the step before, LSTM: c', GRU: h'; NULL: 0 */
     int64_t before_row;
-    tsh_real *cell;     /* LSTM: c */
-    tsh_real *out;      /* forward: h */
+    tsh_real *cell;     /* LSTM: c of this time step */
+    tsh_real *out;      /* forward: h of this time step */
     int64_t out_row;    /* row stride of cell and out */
     const tsh_real *dy; /* backward: the gradient of this time step's output; NULL: 0 */
     int64_t dy_row;
@@ -26691,22 +26908,23 @@ typedef struct tshi_cell {
     int64_t carry_row;
 } tshi_cell;
 
-/* Returns the block from element e of n adjacent elements on, in place or in pad; zeros if x is
- * NULL. */
+/* Returns a block of TSHI_BLOCK elements, from element e of the n adjacent elements of x on, in
+ * place or copied to pad; zeros if x is NULL. */
 TSHI_INLINE const tsh_real *tshi_cell_load(const tsh_real *x, int64_t e, int64_t n, tsh_real *pad) {
     if (x) return tshi_kernel_load_block(x, 1, e, n, pad);
     memset(pad, 0, TSHI_BLOCK * sizeof *pad);
     return pad;
 }
 
-/* Loads the block from unit e on of `count` planes: from[k] is that of plane k. */
+/* Loads a block, from unit e on, of each of `count` planes, which have n units: from[k] points to
+ * the block of plane k, in place or copied to pad[k]. */
 TSHI_INLINE void tshi_cell_planes(const tsh_real *x, int64_t plane, int count, int64_t e, int64_t n,
                                   tsh_real (*pad)[TSHI_BLOCK], const tsh_real **from) {
     for (int k = 0; k < count; k++)
         from[k] = tshi_kernel_load_block(x + k * plane, 1, e, n, pad[k]);
 }
 
-/* Stores the block from unit e on in each of the planes. */
+/* Stores block[k], the values from unit e on of sample r, in plane k of p->gate. */
 TSHI_INLINE void tshi_cell_store(const tshi_cell *p, int64_t r, int64_t e,
                                  tsh_real (*block)[TSHI_BLOCK]) {
     for (int k = 0; k < TSHI_CELL_PLANES; k++)
@@ -26814,11 +27032,12 @@ TSHI_INLINE void tshi_cell_lstm_back_body(int64_t n, const tshi_operand *x, cons
 }
 TSHI_KERNEL_FUSED(tshi_cell_lstm_back, tshi_cell);
 
-/* Kernel: backward of tshi_cell_gru. With dh = dy + sum:
+/* Kernel: backward of tshi_cell_gru. With dh = dy + sum + carry:
  *
  *     dz = dh (h' - u) z (1 - z),   du = dh (1 - z) (1 - u^2),   dr = du v r (1 - r),   dv = du r
  *
- * and dh' gets dh z. The gradient of h from the next step that came the same way is in carry. */
+ * carry is the part of the gradient of h from the next time step that does not come through W_hh;
+ * it is replaced by such a part of dh', dh z. */
 TSHI_INLINE void tshi_cell_gru_back_body(int64_t n, const tshi_operand *x, const tshi_cell *p) {
     tsh_real pad[TSHI_CELL_PLANES][TSHI_BLOCK], more[4][TSHI_BLOCK];
     tsh_real to[TSHI_CELL_PLANES][TSHI_BLOCK], direct[TSHI_BLOCK];
@@ -26850,9 +27069,9 @@ TSHI_KERNEL(tshi_cell_gru_back, tshi_cell);
 
 /* What distinguishes an LSTM from a GRU. */
 typedef struct tshi_cell_kind {
-    int gates;                   /* W_ih and W_hh have so many rows for each unit */
-    int lstm;                    /* 1: there is a c beside h */
-    int plane[TSHI_CELL_PLANES]; /* plane[k]: where backward leaves the gradient of s_k */
+    int gates;                   /* number of gates: rows of W_ih and of W_hh per unit */
+    int lstm;                    /* 1: an LSTM, which has a state c beside h; 0: a GRU */
+    int plane[TSHI_CELL_PLANES]; /* plane[k]: in which plane backward leaves the gradient of s_k */
     const tshi_kernel_fn *step, *back;
 } tshi_cell_kind;
 
@@ -26867,15 +27086,16 @@ static const tshi_cell_kind tshi_cell_kinds[] = {
 /* ========================================================================== */
 
 /* x is (steps, batch, in) or, with batch_first, (batch, steps, in); a row is one sample at one time
- * step. The products W_ih x of all rows are one product before the recurrence, and the gradients of
- * x and of both weights are one product each after it. Between these, each time step computes
- * W_hh h' and the gates (>>op-cell); its threads divide the units among them, and wait for each
- * other once per step. W_hh is packed once, so these products are always of the built-in kernels.
+ * step. W_ih x is computed for all rows by one product before the recurrence, and the gradients of
+ * x and of both weights by one product each after it. Between these, each time step computes
+ * W_hh h', where h' is the h of the step before, and the gates (>>op-cell): threads divide the
+ * units among them, and wait for each other once per step. W_hh is packed once, in the form of the
+ * built-in kernels, so a user's gemm does not compute these products.
  *
  * Where the units are sharded (W_ih and W_hh by rows, the gates of a unit together), every rank
- * needs all of h' for its own rows of W_hh: an all-gather per step. In backward it gathers W_hh
- * once, and then the gradients of all gates per step, so that it computes the gradient of its own
- * units of h' by the same sum as a single rank would. */
+ * needs all of h' for its own rows of W_hh: an all-gather per step. In backward, every rank gathers
+ * W_hh once, and then the gradients of all gates per step, so that it computes the gradient of its
+ * own units of h' by the same sum as a single rank would. */
 typedef struct tshi_recurrent {
     const tshi_cell_kind *kind;
     int reverse; /* 1: from the last time step to the first */
@@ -26883,7 +27103,7 @@ typedef struct tshi_recurrent {
     int cut; /* 1: the units are sharded over several ranks */
 } tshi_recurrent;
 
-/* Inputs of the op, and the number of them. */
+/* Indices of the op's inputs, and their number. */
 enum {
     TSHI_RECURRENT_X,
     TSHI_RECURRENT_W_IH,
@@ -26900,33 +27120,34 @@ typedef struct tshi_sequence {
     tsh_ctx *ctx;
     tshi_recurrent how;
     int64_t steps, batch, in; /* shape of x, this rank's shard */
-    int64_t units, hidden;    /* units of this rank; of all ranks together */
+    int64_t units, hidden;    /* number of units on this rank; on all ranks together */
     int64_t along_t, along_b; /* the row of sample b at step t is t along_t + b along_b */
-    int64_t wide;             /* units, rounded up to whole tiles */
-    tsh_real *gates;          /* (rows, TSHI_CELL_PLANES, units): see >>op-cell */
-    tsh_real *cells;          /* LSTM: c, (rows, units) */
-    tsh_real *h;              /* (rows, units) */
-    const tsh_real *h0, *c0;  /* (batch, units); NULL: 0 */
+    int64_t wide;             /* units, rounded up to a multiple of nr, the width of a tile */
+    tsh_real *gates;          /* gates of all rows, (rows, TSHI_CELL_PLANES, units) */
+    tsh_real *cells;          /* LSTM: cell state c of all rows, (rows, units) */
+    tsh_real *h;              /* h of all rows, (rows, units) */
+    const tsh_real *h0, *c0;  /* initial h and c, (batch, units); NULL: 0 */
     const tsh_real *bias;     /* GRU: b_hh of the last gate, (units); NULL: 0 */
-    tsh_real *packed;         /* W_hh, a matrix per gate in slivers */
-    tsh_real *strips;         /* of each piece: h' or the gradients of a gate, (batch, hidden) */
-    int64_t tall;             /* batch, rounded up to whole tiles */
-    tsh_real *sum;            /* (batch, gates, wide), in backward (batch, wide): products */
+    tsh_real *packed;         /* W_hh, packed as one matrix B per gate */
+    tsh_real *strips;         /* per piece: h' or gradients of a gate, (batch, hidden), packed */
+    int64_t tall;             /* batch, rounded up to a multiple of mr, the height of a tile */
+    tsh_real *sum;            /* products by W_hh, (batch, gates, wide); in backward (batch,
+                               * wide) */
     tsh_real *carry;          /* backward, (batch, units): see tshi_cell */
     tsh_real *own, *whole;    /* what an all-gather sends and receives; NULL: units not sharded */
-    int64_t *counts;          /* units of each rank */
+    int64_t *counts;          /* number of units of each rank */
     const tsh_real *dy;       /* backward: gradient of h at all steps, (rows, units); NULL: 0 */
     const tsh_real *dh;       /* backward: gradient of the last h, (batch, units); NULL: 0 */
     int64_t k;                /* number of the time step that is computed, in order of time or, if
                                * reversed, against it */
 } tshi_sequence;
 
-/* Returns the first row of time step number k. */
+/* Returns the row of sample 0 at time step number k, counted in the order of computation. */
 static int64_t tshi_recurrent_row(const tshi_sequence *s, int64_t k) {
     return (s->how.reverse ? s->steps - 1 - k : k) * s->along_t;
 }
 
-/* Fills in the fields that follow from the inputs and options. */
+/* Fills in the fields of *s that follow from the shapes and options. */
 static void tshi_recurrent_begin(tshi_sequence *s, const tshi_recurrent *how, const tsh_tensor *x,
                                  const tsh_tensor *w_hh) {
     const int64_t nr = x->ctx->gemm_kernel->nr, mr = x->ctx->gemm_kernel->mr;
@@ -26968,15 +27189,16 @@ static tshi_block *tshi_recurrent_room(tshi_sequence *s, int back) {
     return block;
 }
 
-/* Gathers `blocks` blocks from s->own, with a number per unit of this rank, to s->whole, with a
- * number per unit of all ranks. */
+/* All-gathers `blocks` blocks of numbers: a block has one per unit of this rank in s->own, and one
+ * per unit of all ranks in s->whole. */
 static void tshi_recurrent_gather(const tshi_sequence *s, int64_t blocks) {
     (void)tshi_error_comm(s->ctx,
                           tsh_allgather(&s->ctx->tp, s->own, s->whole, s->counts, blocks, TSH_REAL),
                           "an all-gather of a layer whose units are sharded");
 }
 
-/* Packs a matrix A, of shape (batch, hidden), for the products of one piece; returns it. */
+/* Packs a matrix A, of shape (batch, hidden), in the memory of one piece, for its products; returns
+ * the packed matrix. */
 static tshi_matmul_strips tshi_recurrent_strips(const tshi_sequence *s, int piece, tshi_matrix a) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     tsh_real *to = s->strips + piece * s->tall * s->hidden;
@@ -26986,13 +27208,14 @@ static tshi_matmul_strips tshi_recurrent_strips(const tshi_sequence *s, int piec
     return strips;
 }
 
-/* Computes units [from, to) of A W for all samples, plus C if `add` is 1, where W is matrix number
- * `gate` of s->packed. Shapes: A (batch, hidden), C (batch, ..), whose first column is unit 0. */
+/* Computes columns [from, to) of C = A W, plus C if `add` is 1, for all samples; W is matrix number
+ * `gate` of s->packed. Shapes: A (batch, hidden), C (batch, units), with row stride `row`. */
 static void tshi_recurrent_product(const tshi_sequence *s, tshi_matmul_strips a, int gate, int add,
                                    tsh_real *c, int64_t row, int64_t from, int64_t to) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     const tshi_matmul_stairs all = {TSHI_MATMUL_ALL, TSHI_MATMUL_ALL};
-    const tsh_real *at = s->packed + (gate * s->wide + from) * s->hidden; /* from: whole slivers */
+    /* from is a multiple of nr, the width of a sliver */
+    const tsh_real *at = s->packed + (gate * s->wide + from) * s->hidden;
     const tshi_matmul_slivers b = {at, kernel->nr, kernel->nr * s->hidden, TSHI_GEMM_REALS};
     const char *const line = (const char *)at;
     tshi_gemm_walk none = {line, line, line, 0, 0, 0}; /* nothing more to prefetch */
@@ -27000,7 +27223,7 @@ static void tshi_recurrent_product(const tshi_sequence *s, tshi_matmul_strips a,
                       tshi_gemm_matrix(c + from, row, 1), all, &none);
 }
 
-/* Runs fn for all units, which the rank's threads divide among them. */
+/* Runs fn for all units of this rank; threads divide the units among them. */
 static void tshi_recurrent_team(tshi_sequence *s, tshi_team_fn fn) {
     enum { MIN_WORK = 1 << 18 }; /* least number of multiply-adds per thread */
     const int nr = s->ctx->gemm_kernel->nr;
@@ -27009,7 +27232,7 @@ static void tshi_recurrent_team(tshi_sequence *s, tshi_team_fn fn) {
     if (s->units && s->batch) tshi_team_run(s->ctx, pieces, s->units, nr, fn, s);
 }
 
-/* Returns the operands of the cell at time step k for units [from, to). */
+/* Returns the operands of the LSTM or GRU cell at time step k for units [from, to). */
 static tshi_cell tshi_recurrent_cell(const tshi_sequence *s, int64_t k, int64_t from, int64_t to) {
     const int64_t row = tshi_recurrent_row(s, k), at = row * s->units + from;
     const tsh_real *values = s->how.kind->lstm ? s->cells : s->h;
@@ -27041,7 +27264,7 @@ static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) 
     tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
     tshi_matrix h = tshi_gemm_matrix(s->whole, s->hidden, 1); /* h', shape (batch, hidden) */
     tshi_matmul_strips strips = {NULL, 0, 0, 0};
-    const int known = s->k > 0 || s->h0; /* 0: h' is 0 */
+    const int known = s->k > 0 || s->h0; /* 0: h', of the step before, is 0 */
     if (!s->how.cut && s->k > 0)
         h = tshi_gemm_matrix(s->h + tshi_recurrent_row(s, s->k - 1) * s->units,
                              s->along_b * s->units, 1);
@@ -27059,8 +27282,8 @@ static void tshi_recurrent_step(void *job, int piece, int64_t from, int64_t to) 
     s->how.kind->step[s->ctx->isa](s->batch, NULL, &cell);
 }
 
-/* Copies this rank's units of a time step, rows `from` of length n that are `step` apart, to
- * s->own, and gathers those of all ranks. planes: blocks in a row. */
+/* Copies this rank's numbers of a time step to s->own, and all-gathers them to s->whole. For each
+ * sample, `from` has `planes` blocks of one number per unit; samples are `step` apart. */
 static void tshi_recurrent_share(const tshi_sequence *s, const tsh_real *from, int64_t step,
                                  int64_t planes) {
     const int64_t n = planes * s->units;
@@ -27081,7 +27304,7 @@ static void tshi_recurrent_steps(tshi_sequence *s) {
     }
 }
 
-/* Returns t, dense values or gradients, as a matrix. */
+/* Returns `data`, the values of t, as a matrix with a row per row of t. */
 static tshi_matrix tshi_recurrent_matrix(const tsh_tensor *t, void *data, tsh_dtype dtype) {
     int64_t rows, step;
     (void)tshi_kernel_rows(t, &rows, &step);
@@ -27089,7 +27312,7 @@ static tshi_matrix tshi_recurrent_matrix(const tsh_tensor *t, void *data, tsh_dt
 }
 
 /* Computes the part of the gates that does not depend on the recurrence, W_ih x and the biases, for
- * all rows in one product; packs W_hh. bias: scratch, shape (gates, units). */
+ * all rows in one product; packs W_hh. bias: scratch, shape (TSHI_CELL_PLANES, units). */
 static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_real *bias) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     const int gates = s->how.kind->gates;
@@ -27100,7 +27323,8 @@ static void tshi_recurrent_inputs(tshi_sequence *s, tsh_tensor *const *in, tsh_r
                                                    tshi_tensor_at(in[TSHI_RECURRENT_W_HH]),
                                                    in[TSHI_RECURRENT_W_HH]->dtype);
     for (int64_t i = 0; i < n; i++) {
-        const int apart = !s->how.kind->lstm && i >= 2 * s->units; /* b_hh is added later */
+        /* 1: gate u of a GRU, whose b_hh is added later */
+        const int apart = !s->how.kind->lstm && i >= 2 * s->units;
         double sum = 0;
         for (int k = 0; k < 2; k++)
             if (b[k] && !(k && apart)) sum += tshi_dtype_get(b[k]->dtype, tshi_tensor_at(b[k]), i);
@@ -27130,7 +27354,7 @@ static void tshi_recurrent_last(const tshi_sequence *s, const tsh_real *values, 
     tshi_kernel_output_done(out, unrounded);
 }
 
-/* Sets the units of each rank in s->counts. */
+/* Sets s->counts to the number of units of each rank; layout: that of the output h. */
 static void tshi_recurrent_counts(const tshi_sequence *s, const tsh_layout *layout) {
     for (int r = 0; r < s->ctx->tp.size; r++)
         s->counts[r] = tshi_layout_own(layout, s->hidden, &s->ctx->deal, r, NULL);
@@ -27176,7 +27400,7 @@ static tshi_block *tshi_recurrent_forward(const tshi_recurrent *how, tsh_tensor 
 static void tshi_recurrent_through(const tshi_sequence *s, int piece, int64_t k, int64_t from,
                                    int64_t to) {
     const tshi_cell_kind *kind = s->how.kind;
-    const int64_t n = TSHI_CELL_PLANES * s->hidden; /* numbers of a sample */
+    const int64_t n = TSHI_CELL_PLANES * s->hidden; /* gates per sample, of all ranks */
     const tshi_matrix d = s->how.cut ? tshi_gemm_matrix(s->whole, n, 1)
                                      : tshi_gemm_matrix(s->gates + tshi_recurrent_row(s, k) * n,
                                                         s->along_b * n, 1);
@@ -27186,7 +27410,7 @@ static void tshi_recurrent_through(const tshi_sequence *s, int piece, int64_t k,
             g > 0, s->sum, s->wide, from, to);
 }
 
-/* A tshi_team_fn: the gradients of the gates of time step s->k, of units [from, to). */
+/* A tshi_team_fn: computes the gradients of the gates of time step s->k for units [from, to). */
 static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t to) {
     const tshi_sequence *s = (const tshi_sequence *)job;
     tshi_cell cell = tshi_recurrent_cell(s, s->k, from, to);
@@ -27207,7 +27431,7 @@ static void tshi_recurrent_step_back(void *job, int piece, int64_t from, int64_t
     s->how.kind->back[s->ctx->isa](s->batch, NULL, &cell);
 }
 
-/* A tshi_team_fn: the gradient of h0, in s->sum. */
+/* A tshi_team_fn: computes the gradient of h0 for units [from, to), in s->sum. */
 static void tshi_recurrent_first_back(void *job, int piece, int64_t from, int64_t to) {
     const tshi_sequence *s = (const tshi_sequence *)job;
     tshi_recurrent_through(s, piece, 0, from, to);
@@ -27215,8 +27439,8 @@ static void tshi_recurrent_first_back(void *job, int piece, int64_t from, int64_
         for (int64_t u = from; u < to; u++) s->sum[b * s->wide + u] += s->carry[b * s->units + u];
 }
 
-/* Replaces the gates of all time steps by the gradients of their arguments. first 1: also computes
- * the gradient of h0, in s->sum. */
+/* Replaces the gates of all time steps by the gradients of their arguments, what sigmoid or tanh is
+ * applied to. first 1: also computes the gradient of h0, in s->sum. */
 static void tshi_recurrent_steps_back(tshi_sequence *s, int first) {
     const int64_t n = TSHI_CELL_PLANES * s->units;
     for (s->k = s->steps - 1; s->k >= 0 && s->ctx->error.code == TSH_OK; s->k--) {
@@ -27229,8 +27453,8 @@ static void tshi_recurrent_steps_back(tshi_sequence *s, int first) {
     if (first && s->ctx->error.code == TSH_OK) tshi_recurrent_team(s, tshi_recurrent_first_back);
 }
 
-/* Packs W_hh for backward: of each gate, this rank's columns. Where the units are sharded, gathers
- * all rows of W_hh first. */
+/* Packs W_hh for backward: for each gate, the columns of this rank's units, which begin at column
+ * `start`. w: all rows of W_hh, those of other ranks too. */
 static void tshi_recurrent_pack_back(const tshi_sequence *s, tshi_matrix w, int64_t start) {
     const tshi_gemm_kernel *kernel = s->ctx->gemm_kernel;
     const int64_t nr = kernel->nr;
@@ -27241,8 +27465,8 @@ static void tshi_recurrent_pack_back(const tshi_sequence *s, tshi_matrix w, int6
     }
 }
 
-/* Gathers blocks of `each` numbers per unit of this rank into a new block, with those of all ranks.
- * NULL: an error. */
+/* All-gathers `blocks` blocks, which have `each` numbers per unit of this rank at `own`, to a new
+ * block, with those of the units of all ranks. NULL: no memory. */
 static tshi_block *tshi_recurrent_all(const tshi_sequence *s, const tsh_real *own, int64_t blocks,
                                       int64_t each) {
     const size_t ranks = (size_t)s->ctx->tp.size;
@@ -27262,7 +27486,8 @@ static tshi_block *tshi_recurrent_all(const tshi_sequence *s, const tsh_real *ow
     return all;
 }
 
-/* Prepares W_hh for backward. Returns 0 after an error. */
+/* Packs W_hh for backward; where the units are sharded, all-gathers its rows first. Returns 0 after
+ * an error. */
 static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *node,
                                        const tsh_layout *layout) {
     const tsh_tensor *w = node->in[TSHI_RECURRENT_W_HH];
@@ -27285,7 +27510,7 @@ static int tshi_recurrent_weights_back(const tshi_sequence *s, const tshi_node *
     return s->ctx->error.code == TSH_OK;
 }
 
-/* Returns a new block with h' of every row: h of the step before, or h0; of all units. NULL: no
+/* Returns a new block with h' of every row, for all units: h of the step before, or h0. NULL: no
  * memory. */
 static tshi_block *tshi_recurrent_before(const tshi_sequence *s) {
     const int64_t rows = s->steps * s->batch;
@@ -27298,7 +27523,7 @@ static tshi_block *tshi_recurrent_before(const tshi_sequence *s) {
             tsh_real *to = (tsh_real *)tshi_mem_data(block) +
                            (tshi_recurrent_row(s, k) + b * s->along_b) * s->units;
             const int64_t row = k ? tshi_recurrent_row(s, k - 1) + b * s->along_b : b;
-            const tsh_real *from = k ? s->h : s->h0; /* NULL: 0 */
+            const tsh_real *from = k ? s->h : s->h0; /* NULL: h0 is 0 */
             if (from)
                 memcpy(to, from + row * s->units, bytes);
             else
@@ -27339,7 +27564,8 @@ static void tshi_recurrent_biases_back(const tshi_sequence *s, tshi_node *node) 
     tshi_mem_release(s->ctx, block);
 }
 
-/* Adds the gradient of W_hh: one product for each run of gates whose planes are adjacent. */
+/* Adds the gradient of W_hh, by one product for each run of gates whose planes are adjacent. d: the
+ * gradients of the gates. */
 static void tshi_recurrent_hidden_back(const tshi_sequence *s, tshi_node *node, tshi_matrix d) {
     const tshi_cell_kind *kind = s->how.kind;
     tshi_block *before;
@@ -27371,7 +27597,7 @@ static void tshi_recurrent_inputs_back(const tshi_sequence *s, tshi_node *node) 
             s->ctx, rows, s->in, n, 1, d,
             tshi_recurrent_matrix(w, tshi_tape_saved(node, TSHI_RECURRENT_W_IH), w->dtype),
             TSHI_R(dest.add), tshi_gemm_matrix(dest.data, mx.row, mx.column));
-    tshi_tape_input_done(node, TSHI_RECURRENT_X); /* all-reduced during what follows */
+    tshi_tape_input_done(node, TSHI_RECURRENT_X); /* dx may be all-reduced meanwhile */
     if (tshi_tape_dest(node, TSHI_RECURRENT_W_IH, &dest))
         tshi_matmul_gemm(s->ctx, n, s->in, rows, 1, tshi_gemm_transposed(d), mx, TSHI_R(dest.add),
                          tshi_gemm_matrix(dest.data, dest.stride[0], dest.stride[1]));
@@ -27384,7 +27610,7 @@ static const tsh_real *tshi_recurrent_grad(const tsh_tensor *out) {
     return out->gr.live ? (const tsh_real *)tshi_mem_data(out->gr.block) : NULL;
 }
 
-/* Backward. The gates and c that forward kept, in the node's aux, are overwritten. */
+/* Backward of tsh_lstm and tsh_gru. Overwrites the gates that forward kept in the node's aux. */
 static void tshi_recurrent_backward(tshi_node *node) {
     const tshi_recurrent *how = (const tshi_recurrent *)node->params;
     tsh_tensor *h0 = node->in[TSHI_RECURRENT_H0], *c0 = node->in[TSHI_RECURRENT_C0];
@@ -27443,9 +27669,9 @@ static const tshi_op tshi_lstm_gru_op = {
 typedef struct tshi_lstm {
     const tshi_op *op;
     const tshi_cell_kind *kind;
-    tsh_recurrent_desc desc; /* .layers has its default */
-    tsh_tensor *h0, *c0;     /* (layers D, B, H) or NULL */
-    tsh_tensor **last;       /* the last h, and then c, of all layers and directions, (1, B, H) */
+    tsh_recurrent_desc desc; /* options of the call; .layers 0 is replaced by 1 */
+    tsh_tensor *h0, *c0;     /* initial h and c, (layers D, B, H), D directions; or NULL */
+    tsh_tensor **last;       /* last h of each layer and direction, then last c; each (1, B, H) */
 } tshi_lstm;
 
 /* -- one layer in one direction ----------------------------------------------- */
@@ -27485,7 +27711,7 @@ static int tshi_lstm_shapes(const tshi_lstm *call, tsh_tensor *const *in) {
 
 /* Checks the inputs of a layer, and makes them dense. Returns 0 after an error. */
 static int tshi_lstm_inputs(const tshi_lstm *call, tsh_tensor **in) {
-    tsh_tensor *given[TSHI_RECURRENT_INPUTS]; /* those that are not NULL */
+    tsh_tensor *given[TSHI_RECURRENT_INPUTS]; /* the inputs, but for optional ones that are NULL */
     char list[TSHI_TEXT_SIZE] = "";
     int64_t rows, step;
     int n = 0, length;
@@ -27506,12 +27732,13 @@ static int tshi_lstm_inputs(const tshi_lstm *call, tsh_tensor **in) {
     return 1;
 }
 
-/* Returns number i of `all` (layers D, B, H), h0 or c0, as (1, B, H), cut as x or the units are.
- * NULL: an error, or there is none. */
+/* Returns the initial h or c, (1, B, H), of layer and direction number i, from `all`, h0 or c0
+ * (layers D, B, H). If `all` is replicated, shards the result as the units of w or the samples of x
+ * are. NULL: an error, or `all` is NULL. */
 static tsh_tensor *tshi_lstm_state(const tshi_lstm *call, tsh_tensor *all, int i,
                                    const tsh_tensor *x, const tsh_tensor *w) {
     tsh_tensor *t = all ? tsh_slice(all, 0, i, 1) : NULL;
-    const int batch = !call->desc.batch_first; /* dimension of x that counts samples */
+    const int batch = !call->desc.batch_first; /* the batch dimension of x */
     tsh_layout layout;
     if (!t || t->layout.kind != TSH_REPLICATED) return t;
     if (w->layout.kind == TSH_SHARDED) {
@@ -27526,7 +27753,8 @@ static tsh_tensor *tshi_lstm_state(const tshi_lstm *call, tsh_tensor *all, int i
     return tsh_redistribute(t, layout);
 }
 
-/* Records the call; its further outputs are the last h and c. */
+/* Records the call. Beside out[0], h of all time steps, its outputs are the last h and, of an LSTM,
+ * the last c. */
 static void tshi_lstm_record(const tshi_lstm *call, tsh_tensor *const *in, tsh_tensor *const *out,
                              unsigned partial, const tshi_recurrent *how, tshi_block *kept) {
     tshi_op_record(call->op, out[0], in, TSHI_RECURRENT_INPUTS, partial, how, sizeof *how, kept);
@@ -27535,8 +27763,9 @@ static void tshi_lstm_record(const tshi_lstm *call, tsh_tensor *const *in, tsh_t
     if (out[0]->node) tshi_tape_add_outputs(out[0]->node, out + 1, 1 + call->kind->lstm);
 }
 
-/* Runs layer and direction number i; back 1: from the end of the sequence. w: W_ih, W_hh and, if
- * there are biases, these. Returns h of all time steps; NULL: an error. */
+/* Runs one layer in one direction, number i of all; back 1: from the last time step to the first.
+ * w: W_ih, W_hh and, if there are biases, b_ih and b_hh. Returns h of all time steps; NULL: an
+ * error. */
 static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w,
                                    int i, int back) {
     const int biases = call->desc.bias != TSH_NO, lstm = call->kind->lstm;
@@ -27571,13 +27800,14 @@ static tsh_tensor *tshi_lstm_layer(const tshi_lstm *call, tsh_tensor *x, tsh_ten
 
 /* -- all layers ---------------------------------------------------------------- */
 
-/* Runs all layers of x (.., .., in). Returns h of the last one; NULL: an error. */
+/* Runs all layers on x (.., .., in); w: the weights of all. Returns h of the last layer at all time
+ * steps; NULL: an error. */
 static tsh_tensor *tshi_lstm_layers(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *w) {
     const int each = call->desc.bias != TSH_NO ? 4 : 2, directions = 1 + call->desc.bidirectional;
     for (int i = 0; i < call->desc.layers && x; i++) {
         tsh_tensor *y[2] = {NULL, NULL};
         if (i && x->layout.kind == TSH_SHARDED && x->layout.dim == 2)
-            x = tsh_redistribute(x, tsh_replicated()); /* of a layer whose units are sharded */
+            x = tsh_redistribute(x, tsh_replicated()); /* output of a layer with sharded units */
         if (i && call->desc.dropout > 0) x = tsh_dropout(x, call->desc.dropout, call->desc.owner);
         for (int d = 0; d < directions && x; d++, w += each) {
             y[d] = tshi_lstm_layer(call, x, w, i * directions + d, d);
@@ -27588,7 +27818,8 @@ static tsh_tensor *tshi_lstm_layers(const tshi_lstm *call, tsh_tensor *x, tsh_te
     return x;
 }
 
-/* Checks the arguments of a call but for layers' shapes. Returns 0 after an error. */
+/* Checks the arguments of a call, but for the shapes that tshi_lstm_shapes checks for each layer.
+ * Returns 0 after an error. */
 static int tshi_lstm_check(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *weights,
                            int count) {
     const tsh_recurrent_desc *desc = &call->desc;
@@ -27633,8 +27864,8 @@ static int tshi_lstm_check(const tshi_lstm *call, tsh_tensor *x, tsh_tensor *con
     return 1;
 }
 
-/* Returns t (T, in) or (layers D, H) with a batch of one sample: a new dimension `at`. NULL if t is
- * NULL. */
+/* Returns t (T, in) or (layers D, H) with a batch dimension, `at`, of one sample; t itself if it
+ * has one already, and NULL if t is NULL. */
 static tsh_tensor *tshi_lstm_batched(tsh_tensor *t, int at) {
     if (!t || t->ndim != 2) return t;
     return tsh_reshape(t, at ? tsh_shape3(t->dim[0], 1, t->dim[1])
@@ -27646,8 +27877,8 @@ static tsh_tensor *tshi_lstm_unbatched(tsh_tensor *t, int at) {
     return t ? tsh_reshape(t, tsh_shape2(t->dim[!at], t->dim[2])) : NULL;
 }
 
-/* Runs tsh_lstm or tsh_gru. state[0] and state[1]: where to output the last h and c; NULL: nowhere,
- * and set to NULL after an error. */
+/* Runs tsh_lstm or tsh_gru. *state[0] and *state[1] get the last h and c, or NULL after an error; a
+ * state[k] that is NULL gets nothing. */
 static tsh_tensor *tshi_lstm_run(tshi_lstm *call, tsh_tensor *x, tsh_tensor *const *weights,
                                  int count, const tsh_recurrent_desc *desc,
                                  tsh_tensor **const *state) {
@@ -27724,8 +27955,8 @@ typedef struct tshi_rope {
     int64_t gap_x, gap_y; /* gap as elements of x's memory, and of y's memory */
 } tshi_rope;
 
-/* Rotates n pairs (a, b). Operands: y and x, each from the first pair's a on, and the table of one
- * position: `pairs` cosines, then `pairs` sines. */
+/* Kernel: rotates n pairs (a, b). Operands: y and x, each from the first pair's a on, and the table
+ * of one position: `pairs` cosines, then `pairs` sines. */
 TSHI_INLINE void tshi_rope_pairs_body(int64_t n, const tshi_operand *operand,
                                       const tshi_rope *rope) {
     /* y and x point to the first element (a) of the first pair (a, b) */
@@ -27914,7 +28145,7 @@ TSH_API tsh_tensor *tsh_rope(tsh_tensor *x, const tsh_rope_desc *desc) {
  * keys, with an online softmax: each query has a running maximum m and a running sum l (Milakov &
  * Gimelshein 2018). Backward computes s again (Dao et al. 2022):
  *
- *     p = e^(s - m - log l),   delta_i = dO_i O_i,        dV += p^T dO
+ *     p = e^(s - m - log l),   delta_i = dO_i . O_i,      dV += p^T dO
  *     dS = p (dO V^T - delta), dQ += scale dS K,          dK += scale dS^T Q
  *
  * m and log l are stored apart: in their sum, log l would lose digits if m is large. Dropout is
@@ -27944,7 +28175,7 @@ enum {
      * longest sum that a micro-kernel takes in one call */
     TSHI_TILE_KEYS = 256,
     TSHI_TILE_KEYS_BACK = 128,
-    TSHI_TILE_STRIP = 24,      /* queries whose scores are computed at once: they stay in L1 */
+    TSHI_TILE_STRIP = 24,      /* queries of a strip: so few that their scores stay in L1 */
     TSHI_TILE_ROWS_PAIRS = 264 /* queries per tile in backward if operands are pairs of bf16 */
 };
 
@@ -27956,18 +28187,23 @@ typedef struct tshi_keys {
 /* The options of a call of tsh_attention, and the params of its node. */
 typedef struct tshi_attention {
     double scale, cap;      /* factor of the scores; soft cap of the scores, 0: none */
-    int causal, dropout;    /* 1: a causal mask is on; 1: dropout is on */
+    int causal, dropout;    /* 1: the causal mask is on; 1: dropout is applied */
     int64_t window;         /* size of the sliding window, in keys; 0: none */
     tsh_tensor *sinks;      /* scores of the sinks, tsh_real, shape (H); NULL: no sinks */
     tshi_dropout drop;      /* key, stream and probability of the dropout mask */
-    tsh_tensor *mask;       /* tsh_real or i32; NULL: no mask */
-    int64_t mask_stride[4]; /* strides over (B, H, Tq, Tk); 0 where the mask broadcasts */
-    tshi_keys keys;         /* keys of each row of the batch; if ragged: of its longest row */
-    int ragged; /* 1: each row of the batch has a tshi_keys of its own (tshi_heads.rows) */
+    tsh_tensor *mask;       /* attention mask, tsh_real or i32; NULL: no mask */
+    int64_t mask_stride[4]; /* the mask's strides over (B, H, Tq, Tk); 0: it broadcasts */
+    tshi_keys keys;         /* keys of every row of the batch; if `ragged`, of the longest row */
+    int ragged; /* 1: rows differ in their numbers of keys: a tshi_keys per row (tshi_heads.rows) */
     int64_t behind; /* new keys minus queries: query i has the position of new key i + behind */
-    tsh_tensor *segments; /* i32, shape (B, T): the segment of each position; NULL: none */
-    int64_t runs;  /* runs of positions of one segment in this rank's rows; 0 without segments */
-    int64_t parts; /* parts that these rows are cut into, at most `runs` */
+    /* i32, shape (B, T): number of the sequence that each position of a row belongs to; NULL: rows
+     * are one sequence each */
+    tsh_tensor *segments;
+    /* with segments: number of runs, adjacent positions of one segment, in this rank's rows; else
+     * 0 */
+    int64_t runs;
+    /* parts that this rank's rows are cut into, at most `runs` (>>attention-segments) */
+    int64_t parts;
 } tshi_attention;
 
 /* In the shapes of tshi_head and its parts, keys, rows, d, strip and pitch are fields of tshi_head,
@@ -27978,32 +28214,36 @@ typedef struct tshi_attention {
 /* The fields of tshi_head that only backward needs. */
 typedef struct tshi_head_back {
     tshi_matrix dq, dk, dv, dout; /* gradients of q, k, v, o; data NULL: not needed */
-    int over[3];                  /* for dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
-    /* 1: tshi_attention_backward_raw, not the kernels, multiplies dS by scale and by the soft cap's
-     * derivative */
+    int over[3];                  /* of dq, dk, dv: 1: overwrites the gradient, 0: adds to it */
+    /* 1: the kernels leave dS, the gradient of the scores, unscaled, and
+     * tshi_attention_backward_raw multiplies it by scale and by the soft cap's derivative */
     int raw;
-    /* 1: rows of dK and dV of keys that no earlier query saw are not initialised: the first tile
-     * that sees such a key overwrites them */
+    /* 1: dK and dV are not zeroed beforehand: the first tile that sees a key overwrites the key's
+     * rows, and later tiles add to them */
     int fresh;
-    tsh_real ds_scale; /* factor by which the kernels of backward multiply dS */
-    tsh_real *rows_do; /* the tile's rows of dO, if copied, as rows_q in tshi_head */
-    tshi_matmul_strips left_do; /* the tile's rows of dO as operand A: rows_do, or dO in place */
-    tshi_matmul_strips left_o; /* the tile's rows of O, if not pairs: in place or in h->sum */
-    /* if pairs: Q and dO, packed with a feature per column, as (rows / 2, d padded) pairs of bf16,
-     * each of two queries */
+    tsh_real ds_scale; /* the kernels of backward multiply dS, the scores' gradient, by this */
+    /* copy of the tile's rows of dO, shaped as rows_q in tshi_head, unless dO is read in place */
+    tsh_real *rows_do;
+    /* the tile's rows of dO as left operand A of products: rows_do, or dO in place */
+    tshi_matmul_strips left_do;
+    /* the tile's rows of O, in place or copied to h->sum; not used if operands are pairs of bf16 */
+    tshi_matmul_strips left_o;
+    /* if pairs: the tile's rows of Q and dO, packed with a feature per column; shape (rows / 2, d
+     * padded) of pairs of bf16, each with the values of two queries */
     tsh_real *columns_q, *columns_do;
-    /* if pairs: p and dS as (rows / 2, pitch) pairs of bf16, each of two queries */
+    /* if pairs: the probabilities p and the gradients dS of the scores; shape (rows / 2, pitch) of
+     * pairs of bf16, each with the values of two queries */
     tsh_real *columns_p, *columns_s;
-    tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS */
+    tsh_real *t;          /* shape (rows, pitch): dO V^T, then dS, the gradient of the scores */
     tsh_real *derivative; /* shape (strip, pitch): derivative of the soft cap, 1 - (s / cap)^2 */
-    /* dK and dV of this head of k, unless computed in place: each block has shape (keys, d padded
-     * to a multiple of TSHI_BLOCK) */
+    /* sums of dK and dV of this head of k, unless these are computed in place; each block of keys
+     * has shape (keys, d padded to a multiple of TSHI_BLOCK) */
     tsh_real *sum_k, *sum_v;
 } tshi_head_back;
 
 /* The mask of a head. Its offset and strides count elements of the mask. */
 typedef struct tshi_head_mask {
-    int64_t first, row; /* offset of this head's first score; stride from query to query */
+    int64_t first, row; /* index of the head's first score in the mask; stride between queries */
     const void *values; /* values of the mask; NULL: there is no mask */
     tsh_real *grad;     /* gradient of the mask, with the mask's strides; NULL: not needed */
 } tshi_head_mask;
@@ -28011,7 +28251,7 @@ typedef struct tshi_head_mask {
 /* The attention sinks of a head: scores that compete with those of the keys. */
 typedef struct tshi_head_sinks {
     const tsh_real *scores; /* scores of the sinks, from this head's on; NULL: no sinks */
-    int64_t step;           /* stride from query to query; 0: one sink for all queries */
+    int64_t step;           /* from a query's sink to the next one's; 0: all have one sink */
     tsh_real *grads; /* contribution of each query to the gradient of its sink, shape (tq); NULL:
                       * not needed */
 } tshi_head_sinks;
@@ -28022,7 +28262,7 @@ typedef struct tshi_head {
     const tshi_attention *more; /* options of the call */
     const tshi_gemm_kernel *kernel;
     tshi_matrix q, k, v, o;       /* shapes (tq, d), (tk, d), (tk, d), (tq, d) */
-    int64_t tq, tk, d;            /* queries; keys of this row of the batch; features per head */
+    int64_t tq, tk, d;            /* numbers of queries, keys of this row, features per head */
     /* query i sees the keys [from + i, to + i) if `moves` is 1, else [from, to), within [0, tk) */
     int64_t from, to;
     int moves;
@@ -28032,14 +28272,16 @@ typedef struct tshi_head {
     int64_t segment_step;
     int64_t rows, keys;           /* largest numbers of queries and of keys in a tile */
     int64_t strip;                /* largest number of queries whose scores are computed at once */
-    /* elements from row to row of s and t: more than keys, so that the elements of a column are in
-     * different sets of a cache */
+    /* row stride, in elements, of s and back.t: more than `keys`, so that the elements of a column
+     * are in different sets of a cache */
     int64_t pitch;
     /* how many blocks of packed keys scratch has space for; how many are packed already */
     int64_t blocks, packed;
     int pairs;                    /* 1: operands of products are pairs of bf16; 0: tsh_real */
     int few;                      /* 1: so few queries that packing the keys does not pay */
-    int rounded; /* 1: softmax kernels write p, and in backward dS, as pairs of bf16 themselves */
+    /* 1: the softmax kernels themselves round p, the probabilities, and in backward dS to pairs of
+     * bf16 */
+    int rounded;
     /* faster versions of tshi_kernel_max (most) and of tshi_kernel_sum_exps in place (exps); NULL
      * if there are none. exps computes whole blocks of TSHI_BLOCK values: x has space for them, and
      * its elements after the n exponentials become 0 */
@@ -28056,12 +28298,15 @@ typedef struct tshi_head {
     /* the tile's rows of Q, if copied, shape (rows, d padded to a multiple of TSHI_BLOCK); if
      * pairs: (rows, d / 2) pairs of bf16 */
     tsh_real *rows_q;
-    tshi_matmul_strips left_q; /* the tile's rows of Q as operand A: rows_q, or Q in place */
-    tsh_real *s; /* shape (strip, pitch): scores, then p */
+    /* the tile's rows of Q as left operand A of products: rows_q, or Q in place */
+    tshi_matmul_strips left_q;
+    tsh_real *s; /* shape (strip, pitch): scores, replaced by e^(s - m), in backward by p */
     /* the tile's rows of O (in backward of O, then of dQ), shape (rows, d padded to a multiple of
      * TSHI_BLOCK) */
     tsh_real *sum;
-    tsh_real *row; /* forward: m of each query of the tile, then l of each; backward: delta */
+    /* forward: the running maximum m of each query of the tile, then the running sum l of each;
+     * backward: delta, the dot product of dO and O, of each */
+    tsh_real *row;
     /* K and V packed with a key per column; shape of each block of keys: (d, keys), or, in pairs of
      * bf16, (d / 2, keys) */
     tsh_real *keys_k, *keys_v;
@@ -28121,15 +28366,15 @@ static int64_t tshi_attention_words(const tshi_head *h, int64_t n) {
     return h->pairs ? (n + 1) / 2 : n;
 }
 
-/* Returns the row stride, in words, of copied rows of Q and dO: of tsh_real, whole blocks, because
- * products read these rows as operand B, too. */
+/* Returns the row stride, in words, of copied rows of Q and dO. Rows of tsh_real are padded to
+ * whole blocks of TSHI_BLOCK, because products read them as right operand B, too. */
 static int64_t tshi_attention_row_words(const tshi_head *h) {
     return h->pairs ? tshi_attention_words(h, h->d) : tshi_attention_wide(h->d);
 }
 
-/* Returns 1 if rows of x may be operand B of products in place: they are tsh_real and dense (rows
- * far apart would fall into the same sets of a cache), and d is a multiple of half of nr, the
- * columns that a micro-kernel reads. */
+/* Returns 1 if products can read rows of x in place as their right operand B: the rows are tsh_real
+ * and dense (rows far apart would fall into the same sets of a cache), and d is a multiple of half
+ * of nr, the columns that a micro-kernel reads. */
 static int tshi_attention_dense(const tshi_head *h, tshi_matrix x) {
     return !h->pairs && x.dtype == TSH_REAL && x.column == 1 && x.row == h->d &&
            h->d % (h->kernel->nr / 2) == 0;
@@ -28149,8 +28394,9 @@ static void tshi_attention_rows(const tshi_head *h, tsh_real *to, tshi_matrix x,
     }
 }
 
-/* Returns rows [i, i + m) of x as operand A of products: in place if they are contiguous tsh_real
- * and, if `both` is 1, may be operand B, too; else copied to `to` by tshi_attention_rows. */
+/* Returns rows [i, i + m) of x as left operand A of products: in place if they are contiguous
+ * tsh_real and, if `both` is 1, may be right operand B, too; else copied to `to` by
+ * tshi_attention_rows. */
 static tshi_matmul_strips tshi_attention_operand(const tshi_head *h, tsh_real *to, tshi_matrix x,
                                                  int64_t i, int64_t m, int both) {
     const int in_place = both ? tshi_attention_dense(h, x)
@@ -28170,9 +28416,10 @@ static void tshi_attention_round(const tshi_head *h, tsh_real *x, int64_t m, int
     }
 }
 
-/* Returns the offset, in words, of the block of keys that begins at key j in a packed array of
- * `size` words per key; 0 if the array keeps only one block. Where a word is a pair of keys (in
- * features_k, features_v), j and `size` count pairs of keys in place of keys. */
+/* Returns the offset, in words, of the block of keys that begins at key j in an array of packed K
+ * or V with `size` words per key; 0 if the array keeps only one block. In features_k and features_v
+ * of bf16, a word belongs to a pair of keys: then j is the index of a pair, and `size` the words
+ * per pair. */
 static int64_t tshi_attention_block(const tshi_head *h, int64_t j, int64_t size) {
     return h->blocks > 1 ? j * size : 0;
 }
@@ -28203,7 +28450,8 @@ static void tshi_attention_pack(tshi_head *h, int64_t j) {
     tshi_attention_pack_one(h, j, h->v, h->keys_v, h->features_v);
 }
 
-/* If all cache lines of h->walk are prefetched, makes the next matrix of h->ahead the walk. */
+/* Once all cache lines of h->walk have been prefetched, sets it to those of the next matrix of
+ * h->ahead. */
 static void tshi_attention_ahead(tshi_head *h) {
     tshi_gemm_walk *w = &h->walk;
     tshi_matrix x;
@@ -28228,8 +28476,9 @@ static tshi_matmul_slivers tshi_attention_slivers(const tshi_head *h, const tsh_
     return b;
 }
 
-/* Computes C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, packed in h->keys_k or
- * h->keys_v (`packed`). A and C are rows of a tile: from query i on, which is row r of `rows`. */
+/* Computes C (m, n) = alpha A (m, d) X^T, where X is K or V from key j on, which `packed`
+ * (h->keys_k or h->keys_v) has with a key per column. A and C have the rows of a tile from query i
+ * on; `rows` has A, and query i is its row r. */
 static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t r, int64_t m, int64_t j,
                                    int64_t n, double alpha, tshi_matmul_strips rows,
                                    const tsh_real *packed, tsh_real *c) {
@@ -28244,8 +28493,8 @@ static void tshi_attention_by_keys(tshi_head *h, int64_t i, int64_t r, int64_t m
                       tshi_attention_tile(h, c), stairs, &h->walk);
 }
 
-/* Returns rows of x, K or V, from key j on as operand B of products: in place if they are dense,
- * else packed in h->features_k or h->features_v (`packed`). */
+/* Returns the rows of x, K or V, from key j on as right operand B of products: in place if they are
+ * dense, else as packed in h->features_k or h->features_v (`packed`). */
 static tshi_matmul_slivers tshi_attention_features(const tshi_head *h, tshi_matrix x, int64_t j,
                                                    const tsh_real *packed) {
     const int64_t nr = h->kernel->nr, words = tshi_attention_words(h, j);
@@ -28296,8 +28545,9 @@ static void tshi_attention_hide(const tshi_head *h, tsh_real *s, int64_t i, int6
     }
 }
 
-/* Sets the scores of queries [i, i + m) and keys [j, j + n) to -infinity where the segments of
- * query and key differ, or are padding. s points to the score of (i, j). */
+/* Masks scores between the sequences of a row: sets those of queries [i, i + m) and keys [j, j + n)
+ * to -infinity where query and key are in different segments, or the query is padding. s points to
+ * the score of (i, j). */
 static void tshi_attention_separate(const tshi_head *h, tsh_real *s, int64_t i, int64_t m,
                                     int64_t j, int64_t n) {
     const int64_t step = h->segment_step;
@@ -28313,7 +28563,8 @@ static void tshi_attention_separate(const tshi_head *h, tsh_real *s, int64_t i, 
 /* Parameters of the soft cap's kernel, which replaces s by cap tanh(s / cap), n values in each of m
  * rows, and sets `derivative` to 1 - tanh^2. */
 typedef struct tshi_cap {
-    /* the scores; where the derivative goes, NULL: nowhere. Rows begin `pitch` elements apart. */
+    /* the scores; memory for the derivative, NULL: not needed. Rows begin `pitch` elements
+     * apart. */
     tsh_real *s, *derivative;
     int64_t m, pitch;
     tsh_real cap;
@@ -28390,12 +28641,12 @@ static void tshi_attention_dropout(const tshi_head *h, tsh_real *tile, int64_t i
 /* Needs: >>attention.                                                        */
 /* ========================================================================== */
 
-/* A strip, which is some rows of a tile: the argument of the tile's kernels. Row r of the strip
- * sees the first (visible + r * each) of its n keys, of which only the first `most` exist. */
+/* A strip, some of the queries of a tile, as the argument of the softmax kernels. Row r of the
+ * strip sees the first (visible + r * each) of its n keys, of which only the first `most` exist. */
 typedef struct tshi_strip {
     const tshi_head *h; /* the head that the tile belongs to */
     int64_t i, r;       /* the query of the strip's first row, and that row's index in the tile */
-    int64_t n, most;    /* number of keys that are computed; of these, keys that exist */
+    int64_t n, most;    /* number of keys that are computed; how many of these exist */
     int64_t visible;    /* keys that row 0 of the strip sees; negative: the first rows see none */
     /* 1 if causal or with a window: every row sees one key more than the row before */
     int64_t each;
@@ -28548,8 +28799,8 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_put_bf16(void *to, const float 
     }
 }
 
-/* Sets h->back.rows_do to rows [i, i + m) of dO in pairs of bf16, and h->row to delta, the dot
- * product of dO and O, of each of these rows. The column strides of O and dO are 1. */
+/* Sets h->back.rows_do to rows [i, i + m) of dO, rounded to pairs of bf16, and h->row to delta of
+ * these rows, the dot product of dO and O. The column strides of O and dO are 1. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h, int64_t i,
                                                              int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
@@ -28574,8 +28825,9 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_delta_pairs(const tshi_head *h,
     }
 }
 
-/* Does what tshi_attention_grad_body does for n rows, but writes bf16: p and dS in pairs of queries
- * to columns_p and columns_s, and dS in pairs of keys to the rows of h->back.t. */
+/* Does what tshi_attention_grad_body does for n rows, but writes bf16: the probabilities p and the
+ * gradients dS of the scores, in pairs of queries, to columns_p and columns_s, and dS in pairs of
+ * keys to the rows of h->back.t. */
 TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tshi_strip *strip) {
     const tshi_head *h = strip->h;
     const int64_t pitch = h->pitch;
@@ -28596,7 +28848,7 @@ TSHI_GEMM_TARGET_BF16 static void tshi_attention_grad_pairs(int64_t n, const tsh
                                                                     : 0;
         }
         for (int64_t e = 0; e < tshi_attention_wide(strip->n); e += 16) {
-            /* 1: a query sees some of the 16 keys from e on */
+            /* 1: one of the two queries sees one of the 16 keys from e on */
             const int some = e < visible[0] || e < visible[1];
             p[0] = p[1] = ds[0] = ds[1] = _mm512_setzero_ps();
             for (int q = 0; q < 2 && some; q++) {
@@ -28636,7 +28888,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
     const int64_t end = tshi_base_ceil(strip->n, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     tsh_real *x = h->s;                             /* scores, shape (n, pitch) */
-    tsh_real *m = h->row + strip->r, *l = m + rows; /* m and l of each row, shapes (n) */
+    tsh_real *m = h->row + strip->r, *l = m + rows; /* running maxima and sums, shapes (n) */
     tsh_real *o = h->sum + strip->r * width;        /* rows of O, shape (n, width) */
     int64_t r, c;
     (void)none;
@@ -28644,7 +28896,7 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
         /* seen: keys that row r sees; wide: the same, rounded up to whole blocks */
         const int64_t seen = tshi_attention_row(strip, r);
         const int64_t wide = tshi_base_ceil(seen, TSHI_BLOCK) * TSHI_BLOCK;
-        const tsh_real old = m[r]; /* the row's m over earlier keys */
+        const tsh_real old = m[r]; /* the row's maximum over earlier keys */
         for (c = seen; c < wide && !h->exps; c++) x[c] = -TSHI_R(INFINITY);
         if (seen) m[r] = h->exps ? h->most(x, seen) : tshi_kernel_max(x, wide);
         if (l[r] > 0 && old > m[r]) m[r] = old; /* earlier keys have the larger maximum */
@@ -28663,21 +28915,22 @@ TSHI_INLINE void tshi_attention_online_body(int64_t n, const tshi_operand *none,
             memset(x, 0, (size_t)end * sizeof *x);
             continue;
         }
-        /* l becomes NaN if a score is NaN or +infinity */
+        /* the sum l becomes NaN if a score is NaN or +infinity */
         l[r] += h->exps ? h->exps(x, seen, m[r]) : tshi_kernel_sum_exps(x, wide, m[r], x, fused);
         memset(x + (h->rounded ? wide / 2 : wide), 0, (size_t)(end - wide) * sizeof *x);
     }
 }
 TSHI_KERNEL_FUSED(tshi_attention_online, tshi_strip);
 
-/* Finishes n queries of a tile: O = o / l, and stores m and log l for backward; m is -infinity if a
- * query sees no key (l is 0). m and l have space for whole blocks of TSHI_BLOCK. */
+/* Finishes n queries of a tile: divides each row o of O by the sum l, and stores the maximum m and
+ * log l for backward; m is -infinity if a query sees no key (l is 0). m and l have space for whole
+ * blocks of TSHI_BLOCK. */
 TSHI_INLINE void tshi_attention_finish_body(int64_t n, const tshi_operand *none,
                                             const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
     const int64_t rows = tshi_base_ceil(h->rows, TSHI_BLOCK) * TSHI_BLOCK;
     const int64_t width = tshi_base_ceil(h->d, TSHI_BLOCK) * TSHI_BLOCK;
-    const tsh_real *m = h->row, *l = m + rows;                       /* m and l, shapes (n) */
+    const tsh_real *m = h->row, *l = m + rows;                       /* maxima, sums, shapes (n) */
     tsh_real back[TSHI_BLOCK], max[TSHI_BLOCK], log_sum[TSHI_BLOCK]; /* back: l, then 1 / l */
     tsh_real *o = h->sum;                                            /* O, shape (n, width) */
     const int direct = h->o.dtype == TSH_REAL && h->o.column == 1;   /* 1: writes O in place */
@@ -28718,8 +28971,8 @@ static void tshi_attention_few(const tshi_head *h, int64_t m, int64_t j, int64_t
     tshi_gemm_run(h->kernel, h->scratch, product);
 }
 
-/* Sets m and l of queries [i, i + m) to their initial values: 0; with sinks, m is the sink's score
- * and l is 1. */
+/* Sets the running maximum m and sum l of queries [i, i + m) to their initial values: 0; with
+ * sinks, m is the sink's score and l is 1. */
 static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
     const int64_t rows = tshi_attention_wide(h->rows);
     memset(h->row, 0, (size_t)(2 * rows) * sizeof *h->row);
@@ -28731,11 +28984,11 @@ static void tshi_attention_first(const tshi_head *h, int64_t i, int64_t m) {
 
 /* Computes the rows of O of a tile, which has the m queries from query i on. */
 static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
-    /* end of the keys that the last query sees */
+    /* end of the keys that the tile's last query sees */
     const int64_t last = tshi_attention_visible(h, i + m - 1);
     const int64_t start = tshi_attention_start(h, i), wide = tshi_attention_wide(h->d);
     const tshi_strip whole = tshi_attention_strip_at(h, i, 0, 0, h->tk);
-    int64_t j, r, n, rows; /* n, rows: numbers of keys and queries of a strip */
+    int64_t j, r, n, rows; /* n, rows: numbers of keys and of queries of a strip */
     tshi_attention_first(h, i, m);
     if (!h->few) h->left_q = tshi_attention_operand(h, h->rows_q, h->q, i, m, 0);
     if (tshi_attention_visible(h, i) <= start)
@@ -28765,7 +29018,7 @@ static void tshi_attention_forward_tile(tshi_head *h, int64_t i, int64_t m) {
     tshi_attention_finish[h->ctx->isa](m, NULL, &whole);
 }
 
-/* Computes delta = dO O, the dot product over d features, of n queries. */
+/* Computes delta, the dot product of dO and O over the d features, of n queries. */
 TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
                                            const tshi_head *h) {
     (void)none;
@@ -28775,8 +29028,9 @@ TSHI_INLINE void tshi_attention_delta_body(int64_t n, const tshi_operand *none,
 }
 TSHI_KERNEL(tshi_attention_delta, tshi_head);
 
-/* Computes the backward of the softmax for n rows of a strip: the scores in h->s become p, and
- * dO V^T in h->back.t becomes dS times ds_scale; both are 0 where a query does not see a key. */
+/* Computes the backward of the softmax for n rows of a strip: the scores in h->s become the
+ * probabilities p, and dO V^T in h->back.t becomes ds_scale dS, where dS is the gradient of the
+ * scores; both are 0 where a query does not see a key. */
 TSHI_INLINE void tshi_attention_grad_body(int64_t n, const tshi_operand *none,
                                           const tshi_strip *strip, int fused) {
     const tshi_head *h = strip->h;
@@ -28852,8 +29106,9 @@ TSHI_AVX512 static void tshi_attention_grad_wide(int64_t n, const tshi_strip *st
 /* Needs: >>attention-tile.                                                   */
 /* ========================================================================== */
 
-/* Packs p and dS of a tile's rows [r, r + m), n keys each, to columns_p and columns_s, in pairs of
- * queries. Then rounds these rows of dS to pairs of keys, in place. */
+/* Packs the probabilities p and the gradients dS of the scores, of a tile's rows [r, r + m) with n
+ * keys each, to columns_p and columns_s, in pairs of queries. Then rounds these rows of dS to pairs
+ * of keys, in place. */
 static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t m, int64_t n) {
     tsh_real *const ds = h->back.t + r * h->pitch;
     const int64_t at = r / 2 * h->pitch;
@@ -28864,9 +29119,9 @@ static void tshi_attention_backward_pack(const tshi_head *h, int64_t r, int64_t 
     tshi_attention_round(h, ds, m, n);
 }
 
-/* Adds dS, of rows [r, r + m) of the tile at query i and keys [j, j + n), to the gradient of the
- * mask. Then multiplies dS by what the kernels left out: the derivative of a soft cap, and
- * scale. */
+/* Adds dS, the gradient of the scores, of rows [r, r + m) of the tile at query i and of keys
+ * [j, j + n), to the gradient of the mask. Then multiplies dS by what the kernels left out: the
+ * derivative of a soft cap, and scale. */
 static void tshi_attention_backward_raw(const tshi_head *h, int64_t i, int64_t r, int64_t m,
                                         int64_t j, int64_t n) {
     const int64_t step = h->more->mask_stride[3];
@@ -28912,15 +29167,16 @@ static void tshi_attention_backward_scores(tshi_head *h, int64_t i, int64_t r, i
     if (h->pairs) tshi_attention_backward_pack(h, r, m, tshi_attention_wide(end));
 }
 
-/* Returns 1 if products are added to the gradient `to` in place: its rows are contiguous, and their
- * length d is a multiple of half of nr, the columns that a micro-kernel computes. Products of
- * tsh_real are added up first if `to` has values, which `over` 1 overwrites. */
+/* Returns 1 if products are computed in the memory of the gradient `to` itself: its rows are
+ * contiguous, and their length d is a multiple of half of nr, the columns that a micro-kernel
+ * computes. If operands are tsh_real and `to` already has values (over is 0), products are summed
+ * in scratch memory instead, which is then added to `to`. */
 static int tshi_attention_in_place(const tshi_head *h, tshi_matrix to, int over) {
     return (h->pairs || over) && h->tq > 0 && to.column == 1 && h->d % (h->kernel->nr / 2) == 0;
 }
 
-/* Returns the m rows of Q or dO of a tile as operand B of products: `rows`, or, if operands are
- * pairs, `columns`, which is columns_q or columns_do. */
+/* Returns the m rows of Q or dO of a tile as right operand B of products: `rows`, or, if operands
+ * are pairs of bf16, `columns`, which is columns_q or columns_do. */
 static tshi_matmul_slivers tshi_attention_columns(const tshi_head *h, int64_t m,
                                                   tshi_matmul_strips rows,
                                                   const tsh_real *columns) {
@@ -28930,11 +29186,11 @@ static tshi_matmul_slivers tshi_attention_columns(const tshi_head *h, int64_t m,
                : tshi_attention_slivers(h, rows.data, rows.row, nr);
 }
 
-/* Adds P^T B to C (n, d), the rows of dV or dK of keys [j, j + n). P and B have the m rows of the
- * tile that begins at query i. b: rows of dO or Q (tshi_attention_columns); p: P, shape (rows,
- * pitch), or columns_p or columns_s; to: dV or dK; over 1: overwrites `to`; scratch: sum_v or
- * sum_k, which C is in if it is not computed in place. Computes mr keys at a time, and skips the
- * queries that see none of these. */
+/* Adds P^T B to C (n, d), the rows of dV or dK of keys [j, j + n); P and B have the m rows of the
+ * tile that begins at query i. For dV, P is the probabilities p, and B is dO; for dK, P is dS, and
+ * B is Q. b: B (tshi_attention_columns); p: P, shape (rows, pitch), or columns_p or columns_s; to:
+ * dV or dK; over 1: overwrites `to`; scratch: sum_v or sum_k, which has C if it is not computed in
+ * place. Computes mr keys at a time, and skips the queries that see none of these. */
 static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int64_t j, int64_t n,
                                          tshi_matmul_slivers b, const tsh_real *p, tshi_matrix to,
                                          int over, tsh_real *scratch) {
@@ -28948,12 +29204,13 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     scratch = scratch ? scratch + tshi_attention_block(h, j, wide) : NULL;
     const tshi_matrix c = in_place ? tshi_gemm_from(to, j, 0) : tshi_gemm_matrix(scratch, wide, 1);
     for (int64_t e = 0; e < n; e += step) {
-        /* 1: adds to C; 0: overwrites it, as no earlier query saw key j + e */
+        /* 1: adds to the rows of dV or dK from key j + e on; 0: overwrites them, as no earlier
+         * query saw these keys */
         const int add = (in_place && !over) || earlier > j + e;
         const int64_t count = tshi_base_min(step, tshi_base_min(h->keys, h->tk - j) - e);
         /* the tile's first row that sees key j + e: the rows before it add nothing */
         int64_t r = cut && h->moves ? j + e + 1 - h->to - i : 0;
-        r = r < 0 ? 0 : r / unit; /* from here on, r counts rows or pairs of rows */
+        r = r < 0 ? 0 : r / unit; /* if pairs of bf16: r counts pairs of rows from here on */
         const tshi_matmul_strips left = {p + r * h->pitch + e, 1, h->pitch, 1};
         b.data = first + r * b.row;
         tshi_attention_ahead(h);
@@ -28962,7 +29219,8 @@ static void tshi_attention_backward_keys(tshi_head *h, int64_t i, int64_t m, int
     }
 }
 
-/* Loads the rows of Q and dO of a tile, queries [i, i + m), and computes their delta. */
+/* Prepares rows [i, i + m) of Q and dO, those of a tile, as operands of products, and computes
+ * delta, the dot product of dO and O, of each. */
 static void tshi_attention_backward_rows(tshi_head *h, int64_t i, int64_t m) {
     const int64_t d = h->d, words = tshi_attention_words(h, d);
     const int64_t nr = h->kernel->nr, next = nr * tshi_attention_words(h, m);
@@ -29016,7 +29274,8 @@ static void tshi_attention_backward_products(tshi_head *h, int64_t i, int64_t m,
                                    tshi_gemm_from(c, r, 0));
 }
 
-/* Computes the backward of a tile, which has the m queries from query i on. */
+/* Computes the backward of a tile, the m queries from query i on: what it adds to dQ, dK, dV and to
+ * the gradients of mask and sinks. */
 static void tshi_attention_backward_tile(tshi_head *h, int64_t i, int64_t m) {
     const int64_t last = tshi_attention_visible(h, i + m - 1), wide = tshi_attention_wide(h->d);
     const int64_t start = tshi_attention_start(h, i);
@@ -29081,20 +29340,21 @@ typedef enum tshi_row_part_kind {
 } tshi_row_part_kind;
 
 typedef struct tshi_row_part {
-    int64_t row, first, count; /* local row of the batch; its positions [first, first + count) */
+    int64_t row, first, count; /* row of the batch; positions of the part: [first, first + count) */
     tshi_row_part_kind kind;
 } tshi_row_part;
 
-/* Returns the segments of local row b of q's batch: an array in which positions are
- * segments->stride[1] apart. values: the first local element of `segments`. */
+/* Returns which segment each position of local row b of q's batch is in: an array in which
+ * positions are segments->stride[1] apart. values: the first local element of `segments`. */
 static const int32_t *tshi_attention_segments(const tsh_tensor *q, const tsh_tensor *segments,
                                               const void *values, int64_t b) {
     if (segments->layout.kind != TSH_SHARDED) b = tshi_tensor_global(q, 0, b);
     return (const int32_t *)values + b * segments->stride[0];
 }
 
-/* Returns the end of the run from position i on: the positions that follow each other and are of
- * position i's segment, or are padding as it is. n: number of positions in the row. */
+/* Returns the end of the run that begins at position i: of adjacent positions that are in its
+ * segment or, if it is padding (a negative segment), are padding as well. n: number of positions in
+ * the row. */
 static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i, int64_t n) {
     const int32_t own = at[i * step];
     do {
@@ -29103,7 +29363,8 @@ static int64_t tshi_attention_run_end(const int32_t *at, int64_t step, int64_t i
     return i;
 }
 
-/* Returns how many runs of one segment the rows on this rank have. */
+/* Returns how many runs, adjacent positions of one segment or of padding, the rows on this rank
+ * have. */
 static int64_t tshi_attention_count_runs(const tsh_tensor *q, const tsh_tensor *segments) {
     int64_t count = 0;
     for (int64_t b = 0; b < q->local[0]; b++) {
@@ -29126,7 +29387,8 @@ static int64_t tshi_attention_part_of(const tshi_row_part *parts, int64_t count,
     return count;
 }
 
-/* Cuts local row b, of n positions, into parts. Returns their number, at most that of runs. */
+/* Cuts local row b, of n positions, into parts. Returns the number of parts, at most that of the
+ * row's runs. */
 static int64_t tshi_attention_cut(tshi_row_part *parts, int64_t b, const int32_t *at, int64_t step,
                                   int64_t n) {
     int64_t count = 0, end;
@@ -29151,7 +29413,7 @@ static int64_t tshi_attention_cut(tshi_row_part *parts, int64_t b, const int32_t
     return count;
 }
 
-/* Cuts all rows of this rank. Returns the number of parts. */
+/* Cuts all rows of the batch on this rank into parts. Returns the number of parts. */
 static int64_t tshi_attention_cut_all(tshi_row_part *parts, const tsh_tensor *q,
                                       const tsh_tensor *segments) {
     int64_t count = 0;
@@ -29172,7 +29434,7 @@ static int64_t tshi_attention_cut_all(tshi_row_part *parts, const tsh_tensor *q,
  * heads of k in backward, is divided into pieces, one per thread, each with scratch memory of its
  * own. */
 typedef struct tshi_heads {
-    tshi_head head;             /* the fields that all heads have in common; each piece copies it */
+    tshi_head head;             /* what all heads have in common; each piece has a copy of it */
     tsh_tensor *const *in;      /* the op's inputs: q, k, v */
     tsh_tensor *out;            /* shape (B, H, Tq, D) */
     void *value[4];             /* values of q, k, v, out */
@@ -29181,19 +29443,22 @@ typedef struct tshi_heads {
     /* contribution of each query to the gradient of its sink, shape (local B, local H, Tq); NULL:
      * not needed */
     tsh_real *sink_grads;
-    tsh_real *stats;            /* shape (2, local B, local H, Tq): m of each query, then log l */
-    tsh_real *scratch;          /* scratch of all pieces, `each` elements apart */
+    /* of each query its largest score m, then log l, where l is its sum of e^(s - m): shape (2,
+     * local B, local H, Tq) */
+    tsh_real *stats;
+    tsh_real *scratch;          /* scratch memory of the pieces, `each` elements apart */
     /* scratch memory of each piece: elements of `scratch`; bytes that tshi_gemm_run gets */
     int64_t each, each_product;
     int pieces;                 /* number of pieces, at most one per thread */
     /* keys of each row of a ragged batch, shape (B); NULL: all rows have as many keys */
     const tshi_keys *rows;
-    /* the parts that rows are cut into, and the values of the segments; NULL: no segments. In what
-     * follows, a row of the batch is then one of these parts. */
+    /* the parts that rows of several sequences are cut into, and the values of `segments`, which
+     * says which position is in which sequence; NULL: rows are not cut. In what follows, a row of
+     * the batch is then one of these parts. */
     const tshi_row_part *parts;
     const void *segments;
-    int padded;    /* 1: some positions are padding, by their segments */
-    int64_t batch; /* number of this rank's rows */
+    int padded;    /* 1: some positions are padding: their segment is negative */
+    int64_t batch; /* number of rows of the batch on this rank; with segments, of parts */
     /* 1: Tq is 1, and the query heads that share a head of k are the queries of one tile */
     int merged;
     /* 1: later tiles see more keys, so a unit of work in forward is an early and a late tile */
@@ -29225,7 +29490,8 @@ static int tshi_attention_apart(const tsh_tensor *a, const tsh_tensor *b) {
     if (memcmp(step, b->stride, 4 * sizeof *step) != 0) return 0;
     if (!distance) return a->local[1] == b->local[1];
     if (low_end >= distance) return 0;
-    /* heads of a and b must fit between two batch rows (d = 0) and between two positions (d = 2) */
+    /* the heads of a and b at one position must not reach those of the next batch row (d = 0) or of
+     * the next position (d = 2) */
     for (int d = 0; d <= 2; d += 2)
         if (a->local[d] > 1 && distance + high_end >= step[d]) return 0;
     return 1;
@@ -29240,7 +29506,7 @@ static int64_t tshi_attention_place(tshi_head *h, tsh_real *base, int back) {
     const int64_t packed = back * h->pairs * tshi_attention_words(h, h->rows);
     const struct {
         tsh_real **to;
-        int64_t size; /* in elements; 0: not needed */
+        int64_t size; /* in elements of tsh_real; 0: not needed */
     } parts[] = {{&h->rows_q, h->few ? 0 : h->rows * row},
                  {&h->back.rows_do, back * h->rows * row},
                  {&h->back.columns_q, packed * wide},
@@ -29284,7 +29550,8 @@ static void tshi_attention_plan(tshi_heads *all, int back) {
     h->keys = tshi_base_min(tshi_attention_wide(h->tk),
                             back ? TSHI_TILE_KEYS_BACK : TSHI_TILE_KEYS);
     h->pitch = h->keys + 16;
-    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0; /* of the longest part */
+    /* tiles of a head; of the longest part, if rows are cut into parts */
+    all->tiles = h->rows ? tshi_base_ceil(rows, h->rows) : 0;
     all->units = all->balanced ? (all->tiles + 1) / 2 : all->tiles;
     visits = all->tiles * (all->merged ? 1 : tshi_base_min(group, heads));
     h->few = !back && !all->parts && visits <= 1 && h->rows <= h->kernel->mr &&
@@ -29311,11 +29578,13 @@ static void tshi_attention_choose(tshi_head *h, int back) {
 #endif
 }
 
-/* Sets which items of backward a thread computes together: where the mask broadcasts, they add to
- * the same elements of its gradient, in an order that must not depend on the number of threads. */
+/* Sets all->together, the number of items of backward that one thread computes in order. Where the
+ * mask broadcasts, they add to the same elements of its gradient, in an order that must not depend
+ * on the number of threads. */
 static void tshi_attention_share(tshi_heads *all, int back) {
     const tshi_attention *more = all->head.more;
-    /* 1: rows share elements of the gradient; parts may, as the mask may broadcast over queries */
+    /* 1: batch rows add to the same elements of the mask's gradient; parts of a row may, too, as
+     * the mask may broadcast over queries */
     const int shared = !more->mask_stride[0] || all->parts;
     all->together = 1;
     if (!back || !more->mask || !more->mask->base->requires_grad) return;
@@ -29327,7 +29596,8 @@ static void tshi_attention_share(tshi_heads *all, int back) {
     if (all->together < 1) all->together = 1;
 }
 
-/* Returns how many bytes at the beginning of aux (tshi_attention_aux) say which keys rows have. */
+/* Returns the size in bytes of the table at the beginning of aux (tshi_attention_aux) that says
+ * which keys rows have: a tshi_row_part per part, a tshi_keys per row, or nothing. */
 static size_t tshi_attention_aux_rows(const tsh_tensor *q, const tshi_attention *more) {
     return more->segments ? (size_t)more->runs * sizeof(tshi_row_part)
            : more->ragged ? (size_t)q->dim[0] * sizeof(tshi_keys)
@@ -29335,7 +29605,8 @@ static size_t tshi_attention_aux_rows(const tsh_tensor *q, const tshi_attention 
 }
 
 /* Sets all->rows or all->parts, and all->stats, to their places in aux, which tshi_attention_aux
- * has allocated, and the numbers of rows, and of the queries and keys of the longest. */
+ * has allocated. Also sets the number of rows, and h->tq and h->tk to the queries and keys of the
+ * longest row. */
 static void tshi_attention_take(tshi_heads *all, const tshi_attention *more, tshi_block *aux) {
     const tsh_tensor *q = all->in[0];
     tshi_head *h = &all->head;
@@ -29373,7 +29644,9 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     h->pairs = TSHI_GEMM_BF16S && h->kernel->pairs && q->dtype == TSH_BF16 &&
                k->dtype == TSH_BF16 && in[2]->dtype == TSH_BF16;
 #if TSHI_GEMM_AMX
-    if (!h->pairs && h->kernel->tiles) h->kernel = &tshi_gemm_kernel_avx512; /* its mr is less */
+    /* without pairs of bf16, the AVX-512 kernel is chosen instead of AMX: its tiles have fewer rows
+     * (mr) */
+    if (!h->pairs && h->kernel->tiles) h->kernel = &tshi_gemm_kernel_avx512;
 #endif
     h->more = more;
     tshi_attention_take(all, more, aux);
@@ -29394,7 +29667,7 @@ static void tshi_attention_begin(tshi_heads *all, tsh_tensor *const *in, tsh_ten
     all->pieces = (int)tshi_base_min(all->pieces, items);
     if (all->pieces < 1 ||
         (back && (!tshi_attention_apart(q, k) || !tshi_attention_apart(q, in[2]))))
-        all->pieces = 1; /* too little work, or gradients that overlap */
+        all->pieces = 1; /* one thread: there is too little work, or gradients overlap */
     if (h->few) {
         product[0] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->keys, h->d, h->keys, 1);
         product[1] = (int64_t)tshi_gemm_scratch(h->kernel, h->rows, h->d, h->keys, h->d, 1);
@@ -29417,8 +29690,8 @@ static tshi_matrix tshi_attention_matrix(void *data, const tsh_tensor *t, tsh_dt
                                t->stride[merged ? 1 : 2], t->stride[3]);
 }
 
-/* Sets which keys the queries of row b see: a local row of the batch or, if rows are cut into
- * parts, one of these. Also sets the number of the part's queries. */
+/* Sets which keys the queries of row b see. b is the index of a local row of the batch or, if rows
+ * are cut into parts, of a part, whose number of queries is set as well. */
 static void tshi_attention_span(const tshi_heads *all, tshi_head *h, int64_t b) {
     const tshi_row_part *part = all->parts ? &all->parts[b] : NULL;
     const tshi_keys none = {0, 0}, own = {0, part ? part->count : 0};
@@ -29464,8 +29737,9 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t ite
         h->sinks.step = merged ? step : 0;
     }
     if (all->sink_grads) h->sinks.grads = all->sink_grads + (b * q->local[1] + a) * tq + i;
-    h->max = all->stats + (b * q->local[1] + a) * tq + i;                      /* m, shape (tq) */
-    h->log_sum = h->max + q->local[0] * q->local[1] * tq;                      /* log l, (tq) */
+    /* shapes (tq): m, each query's largest score; log l, where l is its sum of e^(s - m) */
+    h->max = all->stats + (b * q->local[1] + a) * tq + i;
+    h->log_sum = h->max + q->local[0] * q->local[1] * tq;
     h->q = tshi_attention_matrix(all->value[0], q, q->dtype, b, a, i, merged); /* shape (tq, d) */
     h->k = tshi_attention_matrix(all->value[1], k, k->dtype, b, c, i, 0);      /* shape (tk, d) */
     h->v = tshi_attention_matrix(all->value[2], v, v->dtype, b, c, i, 0);      /* shape (tk, d) */
@@ -29487,8 +29761,9 @@ static void tshi_attention_pick(const tshi_heads *all, tshi_head *h, int64_t ite
 }
 
 /* Computes the head that h is set to: in backward all tiles; in forward the tile of index `unit`
- * and, if balanced, the tile as far from the end, so that all units are the same amount of work. A
- * part that is shorter than the longest has fewer units, and the others do nothing. */
+ * and, if balanced, also the tile of index `unit` counted from the end, so that all units are the
+ * same amount of work. A part that is shorter than the longest has fewer units, and the others do
+ * nothing. */
 static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t unit) {
     const int back = all->grad[3] != NULL, pair = !back && all->balanced;
     const int64_t tiles = h->rows ? tshi_base_ceil(h->tq, h->rows) : 0;
@@ -29505,8 +29780,8 @@ static void tshi_attention_head(const tshi_heads *all, tshi_head *h, int64_t uni
     }
 }
 
-/* Sets *b and *c to the row of the batch and the head of k that are number `pair` of all such
- * pairs. */
+/* Sets *b to the batch row and *c to the head of k of pair number `pair`, among all pairs of a row
+ * and a head. */
 static void tshi_attention_pair(const tshi_heads *all, int64_t pair, int64_t *b, int64_t *c) {
     *b = all->by_head ? pair % all->batch : pair / all->groups;
     *c = all->first + (all->by_head ? pair / all->batch : pair % all->groups);
@@ -29546,8 +29821,9 @@ static void tshi_attention_clear(const tshi_heads *all, tshi_head *h) {
     memset(h->back.sum_v, 0, size);
 }
 
-/* Returns the first item of a piece if rows are cut into parts; piece `all->pieces`: the end of all
- * items. Pieces get about the same work, which for a part is the square of its length. */
+/* Returns the first item (see tshi_attention_piece) of a thread's piece if rows are cut into parts;
+ * for piece `all->pieces`, the end of all items. Pieces get about the same work, which for a part
+ * is the square of its length. */
 static int64_t tshi_attention_share_of(const tshi_heads *all, int64_t units, int piece) {
     const double groups = (double)all->groups;
     double total = 0, before; /* before: work of earlier pieces, less that of the parts so far */
@@ -29559,7 +29835,7 @@ static int64_t tshi_attention_share_of(const tshi_heads *all, int64_t units, int
         if (pairs < groups) {
             const int64_t tiles = tshi_base_ceil(all->parts[p].count, all->head.rows);
             const int64_t own = units == 1 ? 1 : all->balanced ? (tiles + 1) / 2 : tiles;
-            const int64_t c = (int64_t)pairs; /* whole heads of k, then units of the next one */
+            const int64_t c = (int64_t)pairs; /* whole heads of k; the rest is units of the next */
             return (p * all->groups + c) * units + (int64_t)((pairs - (double)c) * (double)own);
         }
         before -= n * n * groups;
@@ -29652,7 +29928,8 @@ static int tshi_attention_covers(const tshi_heads *all, int i) {
 /* Needs: >>op-map >>op-view >>attention-run.                                 */
 /* ========================================================================== */
 
-/* Adds the contributions of all queries of a head (all->sink_grads) to the gradient of its sink. */
+/* For each head, adds the contributions of all queries (all->sink_grads) to the gradient of its
+ * sink. */
 static void tshi_attention_backward_sinks(const tshi_heads *all, const tshi_dest *dest) {
     const tsh_tensor *q = all->in[0], *sinks = all->head.more->sinks;
     for (int64_t a = 0; a < q->local[1]; a++) {
@@ -29692,7 +29969,7 @@ static void tshi_attention_backward(tshi_node *node) {
         }
     }
     all.value[3] = tshi_tape_saved(node, node->n);
-    all.grad[3] = tshi_tape_grad(node); /* dO (B, H, Tq, D) */
+    all.grad[3] = tshi_tape_grad(node); /* dO, (B, H, Tq, D) */
     tshi_attention_run(&all);
     if (grads && q->ctx->error.code == TSH_OK) tshi_attention_backward_sinks(&all, &sinks);
     tshi_mem_release(q->ctx, grads);
@@ -29720,8 +29997,8 @@ static int tshi_attention_shapes(tsh_tensor *const *in) {
     return q->ctx->error.code == TSH_OK;
 }
 
-/* Returns 1 if t belongs to the ctx of in (q, k, v) and has values; else 0 and an error. names:
- * those of q, k, v and t, for the error. */
+/* Returns 1 if tensor t, an option of the call, belongs to the ctx of in (q, k, v) and has values;
+ * else 0 and an error. names: those of q, k, v and t, for the error. */
 static int tshi_attention_holds(const char *names, tsh_tensor *const *in, tsh_tensor *t) {
     tsh_tensor *all[4];
     memcpy(all, in, 3 * sizeof *all);
@@ -29758,7 +30035,7 @@ static int tshi_attention_take_mask(tshi_attention *more, tsh_tensor *const *in,
                         tshi_dtype_name(TSH_REAL), tshi_tensor_sizes(dim, 4, sizes)) == TSH_OK;
     more->mask = mask = tsh_cast(mask, tshi_dtypes[mask->dtype].floating ? TSH_REAL : TSH_I32);
     for (d = 0; d < 4 && mask; d++) {
-        int own = d - (4 - mask->ndim); /* own: the mask's index of dimension d; negative: none */
+        int own = d - (4 - mask->ndim); /* the mask's dimension for d; negative: none */
         more->mask_stride[d] = own < 0 || mask->dim[own] == 1 ? 0 : mask->stride[own];
     }
     return mask != NULL;
@@ -29784,7 +30061,8 @@ static int tshi_attention_take_sinks(tshi_attention *more, tsh_tensor *const *in
     return more->sinks != NULL;
 }
 
-/* Checks the segments and sets more->segments. Returns 0 after an error. */
+/* Checks desc->segments, which says which sequence each position is in, and sets more->segments and
+ * more->runs. Returns 0 after an error. */
 static int tshi_attention_take_segments(tshi_attention *more, tsh_tensor *const *in,
                                         const tsh_attention_desc *desc) {
     const tsh_tensor *q = in[0], *k = in[1];
@@ -29945,8 +30223,9 @@ static tsh_tensor *tshi_attention_append(tsh_tensor *x, tsh_tensor *cache,
 }
 
 /* Allocates what forward leaves for backward: the keys of each row if the batch is ragged, or the
- * parts if it has segments, whose number it stores in *more; then m and log l of each query. added:
- * number of new keys (Tk). NULL: an error. */
+ * parts if rows have segments (their number goes to *more); then m and log l of each query, the
+ * maximum and the logarithm of the sum of its softmax. added: number of new keys (Tk). NULL: an
+ * error. */
 static tshi_block *tshi_attention_aux(const tsh_tensor *q, const tsh_attention_desc *desc,
                                       tshi_attention *more, int64_t added) {
     const size_t rows = tshi_attention_aux_rows(q, more);
@@ -30013,7 +30292,9 @@ TSH_API tsh_tensor *tsh_attention(tsh_tensor *q, tsh_tensor *k, tsh_tensor *v,
 /* Needs: >>attention-avx512.                                                 */
 /* ========================================================================== */
 
-enum { TSHI_LOSS_RUN = 512 }; /* logits of which tshi_loss_online takes the maximum at a time */
+/* logits per part of a row; tshi_loss_online finds the maximum of a part, then adds its
+ * exponentials */
+enum { TSHI_LOSS_RUN = 512 };
 
 #if TSHI_X86 && TSHI_GEMM_FLOAT
 /* Returns e^v of 16 values v <= 0, as tshi_math_exp_below does for one; NaN for NaN. */
@@ -30024,13 +30305,13 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_loss_exp(__m512 v) {
     return _mm512_maskz_scalef_ps(normal, p, _mm512_sub_ps(n, _mm512_set1_ps(12582912.0f)));
 }
 
-/* Adds e^(x - max) of a part, TSHI_LOSS_RUN logits or the last n of a row, to 32 partial sums, in
- * *low and *high. Returns the maximum of the part after it, if none of its logits is NaN: memory is
- * read while exponentials are computed. n: number of logits from x on; whole: 1 if they are two
- * parts or more, a constant after inlining. */
+/* Adds e^(x - max) of a part of a row, TSHI_LOSS_RUN logits or the last n, to 32 partial sums, in
+ * *low and *high. Returns the maximum of the next part, if none of its logits is NaN: its memory is
+ * read while exponentials of this part are computed. n: number of logits from x on; whole: 1 if n
+ * is two parts or more, a constant after inlining. */
 TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, float max,
                                                     __m512 *low, __m512 *high, const int whole) {
-    enum { AHEAD = 4096 }; /* bytes that are prefetched ahead */
+    enum { AHEAD = 4096 }; /* bytes from a logit to the memory prefetched with it */
     const __m512 m = _mm512_set1_ps(max < -FLT_MAX ? 0 : max); /* e^(-infinity - 0) is 0 */
     __m512 most = _mm512_set1_ps(-INFINITY), a, b;
     for (int64_t e = 0; e < TSHI_LOSS_RUN && (whole || e < n); e += TSHI_BLOCK) {
@@ -30047,14 +30328,14 @@ TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, f
     return _mm512_reduce_max_ps(most);
 }
 
-/* Does what tshi_loss_online does, with the same bits. If a logit is NaN, some sum is, and m, too,
- * unless another logit is infinity. */
+/* Does what tshi_loss_online does, to the same bits. If a logit is NaN, the sum is NaN, and so is
+ * *m, unless another logit is infinite. */
 TSHI_AVX512 static float tshi_loss_online_avx512(const float *x, int64_t n, float *m) {
     __m512 low = _mm512_setzero_ps(), high = low; /* partial sums 0 to 15 and 16 to 31 */
-    float max = *m, here = max, sum; /* max: the maximum so far; here: that of the part at x */
+    float max = *m, here = max, sum; /* max: maximum of earlier parts; here: of the part at x */
     if (n > 0) here = tshi_attention_most_avx512(x, tshi_base_min(TSHI_LOSS_RUN, n));
     for (; n > 0; n -= TSHI_LOSS_RUN, x += TSHI_LOSS_RUN) {
-        if (here > max) { /* m grows */
+        if (here > max) { /* this part has the larger maximum: scales the sums */
             const __m512 scale = _mm512_set1_ps(tshi_math_exp(max - here, 1));
             low = _mm512_mul_ps(low, scale);
             high = _mm512_mul_ps(high, scale);
@@ -30083,8 +30364,8 @@ TSHI_AVX512 static float tshi_loss_online_avx512(const float *x, int64_t n, floa
  * smoothing, z the factor of the z-loss, l_i the loss of the row and g_i the gradient of l_i:
  *   m_i = max_c x_ic                                 all-reduce MAX if classes are sharded
  *   S_i = sum_c e^(x_ic - m_i)                       all-gather of all sums in one call
- *   A_i = sum_c w_c t_ic                             (for an index and a replicated w: w_y, which
- *   B_i = sum_c w_c t_ic (x_ic - m_i)                needs no sum)
+ *   A_i = sum_c w_c t_ic                             = w_y, no sum, for an index and replicated w
+ *   B_i = sum_c w_c t_ic (x_ic - m_i)
  *   Q_i = sum_c w_c (x_ic - m_i), W_i = sum_c w_c, V_i = sum_c 1, over x_ic > -inf, only if e > 0
  *   a_i = (1 - e) A_i + e / V_i W_i
  *   l_i = a_i log S_i - (1 - e) B_i - e / V_i Q_i + z (m_i + log S_i)^2
@@ -30096,7 +30377,7 @@ TSHI_AVX512 static float tshi_loss_online_avx512(const float *x, int64_t n, floa
  * each row, tshi_loss_rows computes sums and row losses, tshi_loss_reduce their mean or sum. */
 enum { TSHI_TARGET_ELSEWHERE = -1, TSHI_TARGET_IGNORED = -2 }; /* values of tshi_loss.local */
 enum { TSHI_LOSS_A, TSHI_LOSS_B, TSHI_LOSS_Q, TSHI_LOSS_V, TSHI_LOSS_W, TSHI_LOSS_TERMS };
-/* per row: sums that forward may need; tsh_real values that it keeps for backward */
+/* numbers per row: of sums that forward may need; of tsh_real values kept for backward */
 enum { TSHI_LOSS_SUMS = 1 + TSHI_LOSS_TERMS, TSHI_LOSS_KEPT = 5 };
 
 /* A call of tsh_cross_entropy, and the params of the node. Arrays have an entry per local row. */
@@ -30165,7 +30446,7 @@ TSHI_INLINE void tshi_loss_softmax_body(int64_t n, const tshi_operand *operand,
                                         tsh_real (*online)(const tsh_real *x, int64_t n,
                                                            tsh_real *m)) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data; /* shape (n, classes) */
-    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* shape (n) */
+    tsh_real *m = (tsh_real *)operand[TSHI_LOSS_MAX].data;           /* maxima, shape (n) */
     tsh_real *sum = (tsh_real *)operand[TSHI_LOSS_SUM].data;         /* S, shape (n) */
     for (int64_t i = 0; i < n; i++, x += operand[TSHI_LOSS_X].step) {
         if (work->which == TSHI_LOSS_BOTH) m[i] = -TSHI_R(INFINITY);
@@ -30194,7 +30475,7 @@ TSHI_KERNEL_TABLE(tshi_loss_softmax);
 TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
                                      const tshi_loss_work *work) {
     const tsh_real *x = (const tsh_real *)operand[TSHI_LOSS_X].data;   /* shape (n, classes) */
-    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data; /* shape (n) */
+    const tsh_real *m = (const tsh_real *)operand[TSHI_LOSS_MAX].data; /* maxima, (n) */
     /* class weights, shape (classes); NULL: all are 1 */
     const tsh_real *w = (const tsh_real *)operand[TSHI_LOSS_WEIGHT].data;
     /* targets, shape (n, classes), or NULL */
@@ -30212,7 +30493,7 @@ TSHI_INLINE void tshi_loss_term_body(int64_t n, const tshi_operand *operand,
             else if (which == TSHI_LOSS_B)
                 e[c] = share[c] == 0 ? TSHI_R(0) : TSHI_R(weight * share[c] * (x[c] - m[i]));
             else if (tshi_loss_padding(x[c]))
-                e[c] = 0; /* padding adds 0 */
+                e[c] = 0; /* a class that is padding adds 0 */
             else
                 e[c] = which == TSHI_LOSS_Q   ? TSHI_R(weight * (x[c] - m[i]))
                        : which == TSHI_LOSS_W ? weight
@@ -30284,7 +30565,7 @@ static void tshi_loss_backward_rows(void *job, int piece, int64_t from, int64_t 
     const tsh_real *g = tshi_tape_grad(node); /* gradient of out: (rows), or a scalar */
     const tsh_tensor *x = node->in[0];        /* shape (.., V) */
     int64_t i, c, step = 0, rows = 0, last = x->stride[x->ndim - 1];
-    const double keep = 1 - loss->desc.label_smoothing; /* 1 - label smoothing */
+    const double keep = 1 - loss->desc.label_smoothing; /* the weight of the target, 1 - e */
     (void)piece;
     (void)tshi_kernel_rows(x, &rows, &step);
     for (i = from; i < to; i++) {
@@ -30385,8 +30666,9 @@ static int tshi_loss_fits(const tsh_tensor *x, const tsh_tensor *target, int axi
     return fits;
 }
 
-/* Returns what may be wrong with a target whose shape does not fit that of x, whose classes are
- * where `dim` says: the end of an error's sentence, perhaps empty. */
+/* Returns the end of an error's sentence, perhaps empty: what may be wrong with a target whose
+ * shape does not fit that of the logits x. dim: the option that says which dimension has the
+ * classes. */
 static TSHI_COLD const char *tshi_loss_hint(const tsh_tensor *x, const tsh_tensor *target,
                                             int dim) {
     const int probs = tshi_dtypes[target->dtype].floating, n = target->ndim;
@@ -30474,7 +30756,7 @@ static int tshi_loss_plan(tsh_tensor **in, const tsh_cross_entropy_desc *desc, t
     loss->desc = *desc;
     loss->cut = cut && x->ctx->tp.size > 1;
     loss->divisor = 1;
-    loss->sums = 2; /* sums that every loss needs: of the exponentials, and TSHI_LOSS_B */
+    loss->sums = 2; /* sums that every loss needs: S and B */
     loss->at[TSHI_LOSS_B] = 1;
     /* A is a sum for probabilities, or if the class weights are sharded; else it is w_y, the weight
      * of the target class y, which this rank has */
@@ -30530,7 +30812,7 @@ static void tshi_loss_targets(const char *op, tsh_tensor *const *in, const tshi_
             tshi_loss_outside(op, target, y, i, classes);
             continue;
         }
-        loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* or TSHI_TARGET_ELSEWHERE */
+        loss->local[i] = tshi_tensor_local(x, x->ndim - 1, y); /* -1: it is on another rank */
         if (!w || all)
             loss->own[i] = all ? tshi_loss_class_weight(all, y) : TSHI_R(1);
         else if (loss->local[i] >= 0)
@@ -30750,21 +31032,23 @@ TSH_API tsh_tensor *tsh_cross_entropy(tsh_tensor *logits, tsh_tensor *target,
  * recorded, each chunk has a tape of its own, and backward through it runs at once, as if the
  * gradient of L were 1. Gradients of L are linear in that of L, so that backward of L has only to
  * multiply them by it: nothing is computed twice.
- *   The sources are the tensors from outside that the chunks read and that require a gradient: x,
- * weights. While chunks run, the accumulators of a source hold gradients of L alone, and those that
- * it had before wait in tshi_chunk_source. Afterwards the node of L keeps the gradients of L in
- * node->saved, each at the place of the input that it belongs to. */
+ *   The sources are the tensors that the chunks read, that were made outside of them and that
+ * require a gradient: x, weights. While chunks run, the gradient accumulators of a source hold
+ * gradients of L alone; the gradients that the source had before are kept in tshi_chunk_source.
+ * Afterwards the node of L keeps the gradients of L in node->saved, each at the index of the input
+ * that it belongs to. */
 
 enum {
     TSHI_CHUNK_ROWS = 256,  /* rows of a chunk if the caller does not say */
-    TSHI_CHUNK_SOURCES = 16 /* each is up to two inputs of a node, whose bits are in an unsigned */
+    TSHI_CHUNK_SOURCES = 16 /* max sources: a source is up to two inputs of a node, and masks of
+                             * inputs have 32 bits */
 };
 
-/* A tensor from outside of the chunks that requires a gradient. */
+/* A source: a tensor made outside of the chunks that they read and that requires a gradient. */
 typedef struct tshi_chunk_source {
     tsh_tensor *base; /* the tensor, or the one that it is a view of */
-    /* node and gradients that base had before the chunks, and after them the gradients of L: the
-     * fields that tshi_chunks_exchange exchanges; no other one is used */
+    /* the node and gradients that base had before the chunks; after the chunks, the gradients of L.
+     * Only the fields that tshi_chunks_exchange exchanges are used. */
     tsh_tensor other;
 } tshi_chunk_source;
 
@@ -30774,13 +31058,14 @@ typedef struct tshi_chunks {
     tsh_tensor *x, *target;      /* shapes (rows, C) and (rows) or (rows, ..) */
     const tsh_chunks_desc *desc; /* options of the call */
     double total;                /* sum of the losses of the chunks that were computed so far */
-    int count;                   /* number of entries of `source` that are in use */
+    int count;                   /* number of sources */
     tshi_chunk_source source[TSHI_CHUNK_SOURCES];
 } tshi_chunks;
 
 /* -- sources ---------------------------------------------------------------- */
 
-/* Swaps the node, the gradients and all that belongs to these between base and `other`. */
+/* Swaps the node, the gradients and the fields that belong to these between a source's base and its
+ * `other`. */
 static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
     const tsh_tensor was = *base;
     base->node = other->node;
@@ -30797,8 +31082,8 @@ static void tshi_chunks_exchange(tsh_tensor *base, tsh_tensor *other) {
     *other = was;
 }
 
-/* Moves the memory of `from`, which holds no gradient, to `to`, if `to` has no memory. Else does
- * nothing. */
+/* Moves the memory of accumulator `from`, if it holds no gradient, to accumulator `to`, if that has
+ * no memory. */
 static void tshi_chunks_give(tshi_accumulator *from, tshi_accumulator *to) {
     if (from->live || to->block) return;
     *to = *from;
@@ -30811,7 +31096,8 @@ static void tshi_chunks_give(tshi_accumulator *from, tshi_accumulator *to) {
 static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
     tshi_chunk_source *source = &c->source[c->count];
     if (!base || !base->requires_grad) return 1;
-    if (!(base->flags & TSHI_OWNED) && base->depth >= c->ctx->depth) return 1; /* from inside */
+    /* a step tensor made by fn inside the chunk is no source */
+    if (!(base->flags & TSHI_OWNED) && base->depth >= c->ctx->depth) return 1;
     for (int i = 0; i < c->count; i++)
         if (c->source[i].base == base) return 1;
     if (c->count == TSHI_CHUNK_SOURCES)
@@ -30829,8 +31115,8 @@ static int tshi_chunks_add(tshi_chunks *c, tsh_tensor *base) {
     return 1;
 }
 
-/* Makes sources of all tensors from outside that the calls on the chunk's tape read, and of y, the
- * chunk's losses, if fn returns a tensor from outside. Returns 0 after an error. */
+/* Adds the sources of a chunk: tensors made outside of it that the calls on its tape read, and y,
+ * the chunk's losses, if fn has returned such a tensor. Returns 0 after an error. */
 static int tshi_chunks_find(tshi_chunks *c, tsh_tensor *y) {
     int ok = tshi_chunks_add(c, y->base);
     for (const tshi_node *node = c->ctx->tape.newest; node; node = node->older) {
@@ -30875,7 +31161,8 @@ static int tshi_chunks_check(const tshi_chunks *c, tsh_tensor *y) {
 
 /* Runs backward through the chunk's tape, from the losses y, with a gradient of 1 for each. */
 static void tshi_chunks_back(tshi_chunks *c, tsh_tensor *y) {
-    static const int64_t none[TSH_MAX_DIMS] = {0}; /* strides: every element is the same one */
+    /* strides of 0: all elements have the gradient `one` */
+    static const int64_t none[TSH_MAX_DIMS] = {0};
     const tsh_real one = 1;
     tshi_dest dest;
     if (!y->base->requires_grad || !tshi_chunks_find(c, y) ||
@@ -30887,8 +31174,8 @@ static void tshi_chunks_back(tshi_chunks *c, tsh_tensor *y) {
     tshi_tape_walk(c->ctx);
 }
 
-/* Adds the losses of n rows from row `at` on to the total; those of a whole x are added in the same
- * order, that of the rows. Then runs their backward. */
+/* Computes a chunk, n rows from row `at` on: calls fn, adds its losses to the total one by one, in
+ * the order of the rows, and runs their backward. */
 static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
     tsh_ctx *ctx = c->ctx;
     tshi_node *outer = ctx->tape.newest; /* the newest call on the tape outside of the chunks */
@@ -30913,7 +31200,7 @@ static void tshi_chunks_run(tshi_chunks *c, int64_t at, int64_t n) {
         tshi_mem_release(ctx, scratch);
         if (losses) tshi_chunks_back(c, y);
     }
-    tshi_tape_walk(ctx); /* releases the calls that no backward has released */
+    tshi_tape_walk(ctx); /* releases the calls on the tape, if no backward has */
     while (ctx->depth > depth) tsh_scope_end(ctx);
     ctx->tape.newest = outer;
 }
@@ -30946,8 +31233,8 @@ static void tshi_chunks_backward(tshi_node *node) {
 static const tshi_op tshi_chunks_op = {"tsh_loss_in_chunks", NULL,      NULL,
                                        tshi_chunks_backward, TSHI_NONE, 0};
 
-/* Records the node of L, out: its inputs are the sources, once for each accumulator that has a
- * gradient. */
+/* Records the node of L (out). Its inputs are the sources, once for each of a source's accumulators
+ * (gr, gp) that has a gradient. */
 static void tshi_chunks_record(tshi_chunks *c, tsh_tensor *out) {
     tsh_tensor *in[2 * TSHI_CHUNK_SOURCES];
     tshi_accumulator *kept[2 * TSHI_CHUNK_SOURCES];
@@ -30978,7 +31265,7 @@ static tsh_tensor *tshi_chunks_sum(tshi_chunks *c) {
     const int syncing = ctx->tape.syncing; /* 1: in a backward that sends gradients over dp */
     int64_t at = 0;
     tsh_tensor *out;
-    ctx->tape.syncing = 0; /* those of the sources are not complete */
+    ctx->tape.syncing = 0; /* gradients of the sources are not complete: not sent */
     ctx->tape.locked++;    /* fn may not run the tape's backward, or end the step */
     do {
         tshi_chunks_run(c, at, tshi_base_min(rows, all - at));
@@ -31002,7 +31289,7 @@ static tsh_tensor *tshi_chunks_sum(tshi_chunks *c) {
     return ctx->error.code == TSH_OK ? out : NULL;
 }
 
-/* Returns t with its first `lead` dimensions as one, of `rows` rows; NULL: an error. */
+/* Returns t with its first `lead` dimensions merged into one, of `rows` rows; NULL: an error. */
 static tsh_tensor *tshi_chunks_flat(tsh_tensor *t, int lead, int64_t rows) {
     tsh_shape shape = tsh_shape1(rows);
     for (int d = lead; d < t->ndim; d++) shape.dim[shape.ndim++] = t->dim[d];
@@ -31057,11 +31344,12 @@ TSH_API tsh_tensor *tsh_loss_in_chunks(tsh_tensor *x, tsh_tensor *target,
  * result equals tsh_sum of the unreduced losses bit for bit, for any number of threads. Backward
  * runs one kernel for each gradient. */
 
-enum { TSHI_LOSS_PART = 4096 }; /* elements of a part; tshi_reduce_sum sums as many in tsh_real */
+enum { TSHI_LOSS_PART = 4096 }; /* elements of a part, added up in tsh_real as by tshi_reduce_sum */
 
-/* Operands of the kernels. Shape of all: the elements of a part; step 0 if all are one value. */
+/* Indices of the operands of the loss kernels. Each has a value per element of a part, or, if its
+ * step is 0, one value for all elements. */
 enum {
-    TSHI_LOSS_MAP_OUT, /* the losses, or a gradient */
+    TSHI_LOSS_MAP_OUT, /* result: the losses; in backward, a gradient */
     TSHI_LOSS_MAP_X,
     TSHI_LOSS_MAP_TARGET,
     TSHI_LOSS_MAP_WEIGHT,
@@ -31070,16 +31358,16 @@ enum {
     TSHI_LOSS_MAP_OPERANDS
 };
 
-/* The parameters of the kernels. */
+/* The parameters of the loss kernels. */
 typedef struct tshi_loss_map_params {
-    double c;    /* delta or beta */
-    double sign; /* backward: factor of the gradient, -1 for the target's if that is minus x's */
+    double c;    /* delta of the Huber loss, beta of the smooth L1 loss */
+    double sign; /* factor of the gradient: 1, or -1 for the target's if it is minus x's */
     int add;     /* 1: adds to the gradient, 0: overwrites it */
 } tshi_loss_map_params;
 
-/* Defines a kernel that computes, for each element, weight times F; with G = 1, sign g weight F,
- * where g is the element of GRAD. F is a formula of x, t (the target), p (pos_weight) and c. SETS:
- * AVX2 or PORTABLE (TSHI_KERNEL_AVX2, TSHI_KERNEL_PORTABLE). */
+/* Defines a kernel that computes, for each element, the loss, weight times F; with G = 1, a
+ * gradient, sign g weight F, where g is the element of GRAD. F is a formula of x, t (the target), p
+ * (pos_weight) and c. SETS: AVX2 or PORTABLE (TSHI_KERNEL_AVX2, TSHI_KERNEL_PORTABLE). */
 #define TSHI_LOSS_KERNEL(SETS, name, G, F)                                                         \
     TSHI_INLINE void tshi_loss_map_##name##_body(int64_t n, const tshi_operand *operand,           \
                                                  const tshi_loss_map_params *params, int fused) {  \
@@ -31105,7 +31393,7 @@ typedef struct tshi_loss_map_params {
 
 /* -- formulas ---------------------------------------------------------------- */
 
-/* Returns d limited to [-c, c]; NaN of NaN. */
+/* Returns d limited to [-c, c]; NaN if d is NaN. */
 TSHI_INLINE tsh_real tshi_loss_limit(tsh_real d, tsh_real c) {
     d = d > c ? c : d;
     return d < -c ? -c : d;
@@ -31115,17 +31403,18 @@ TSHI_INLINE tsh_real tshi_loss_limit(tsh_real d, tsh_real c) {
 TSHI_INLINE tsh_real tshi_loss_huber(tsh_real d, tsh_real c) {
     const tsh_real a = tshi_math_abs(d), square = TSHI_R(0.5) * d * d;
     const tsh_real linear = c * (a - TSHI_R(0.5) * c);
-    return a > c ? linear : square; /* NaN: square */
+    return a > c ? linear : square; /* if d is NaN: square, NaN as well */
 }
 
 /* Returns the smooth L1 loss of a difference d: d^2 / (2 c) below |d| = c, then linear. */
 TSHI_INLINE tsh_real tshi_loss_smooth(tsh_real d, tsh_real c) {
     const tsh_real a = tshi_math_abs(d), square = TSHI_R(0.5) * d * d / c;
     const tsh_real linear = a - TSHI_R(0.5) * c;
-    return a < c ? square : linear; /* NaN: linear */
+    return a < c ? square : linear; /* if d is NaN: linear, NaN as well */
 }
 
-/* Returns the derivative of tshi_loss_smooth: d / c, at most 1 in magnitude; c 0: the sign. */
+/* Returns the derivative of tshi_loss_smooth: d / c, limited to [-1, 1]; if c is 0, the sign of
+ * d. */
 TSHI_INLINE tsh_real tshi_loss_smooth_derivative(tsh_real d, tsh_real c) {
     return c > 0 ? TSHI_R(tshi_loss_limit(d, c) / c) : tshi_math_sign(d);
 }
@@ -31145,7 +31434,8 @@ TSHI_INLINE tsh_real tshi_loss_binary(tsh_real x, tsh_real t, int fused) {
     return one * ((t - TSHI_R(1)) * no - t * yes);
 }
 
-/* Returns the derivative of tshi_loss_binary by x, which PyTorch limits as follows. */
+/* Returns the derivative of tshi_loss_binary by x: (x - t) / ((1 - x) x), with a denominator of at
+ * least 1e-12, as in PyTorch. */
 TSHI_INLINE tsh_real tshi_loss_binary_dx(tsh_real x, tsh_real t) {
     const tsh_real spread = (TSHI_R(1) - x) * x;
     return (x - t) / (spread < TSHI_R(1e-12) ? TSHI_R(1e-12) : spread);
@@ -31158,7 +31448,7 @@ TSHI_INLINE tsh_real tshi_loss_logits_dt(tsh_real x, tsh_real p, int fused) {
     return p < 1 || p > 1 ? -x - more : -x;
 }
 
-/* Returns t log t: 0 at 0, NaN below. */
+/* Returns t log t; 0 if t is 0, NaN if t is negative. */
 TSHI_INLINE tsh_real tshi_loss_entropy(tsh_real t, int fused) {
     const tsh_real product = t * tshi_math_log(t, fused);
     return t < 0 || t > 0 || t != t ? product : TSHI_R(0);
@@ -31173,10 +31463,10 @@ typedef struct tshi_loss_map_row {
     const tshi_kernel_fn *forward, *dx, *dt; /* dt NULL: the target's gradient is minus x's */
 } tshi_loss_map_row;
 enum {
-    TSHI_LOSS_BY_WEIGHT = 1, /* a mean divides by the sum of the weights, not by their number */
-    TSHI_LOSS_CHECKED = 2,   /* losses that are NaN may come from elements out of range */
-    TSHI_LOSS_POSITIVE = 4,  /* takes pos_weight */
-    TSHI_LOSS_BATCH = 8      /* takes TSH_REDUCE_BATCHMEAN */
+    TSHI_LOSS_BY_WEIGHT = 1, /* a weighted mean: divides by the sum of the weights */
+    TSHI_LOSS_CHECKED = 2,   /* after a NaN loss, checks that x and target are probabilities */
+    TSHI_LOSS_POSITIVE = 4,  /* the loss takes pos_weight */
+    TSHI_LOSS_BATCH = 8      /* the loss takes the reduction TSH_REDUCE_BATCHMEAN */
 };
 
 TSHI_LOSS_KERNEL(PORTABLE, mse, 0, (x - t) * (x - t));
@@ -31190,7 +31480,8 @@ TSHI_LOSS_KERNEL(PORTABLE, smooth_l1_dx, 1, tshi_loss_smooth_derivative(x - t, c
 TSHI_LOSS_KERNEL(AVX2, bce, 0, tshi_loss_binary(x, t, fused));
 TSHI_LOSS_KERNEL(PORTABLE, bce_dx, 1, tshi_loss_binary_dx(x, t));
 TSHI_LOSS_KERNEL(PORTABLE, bce_dt, 1, tshi_math_log1p(-x, fused) - tshi_math_log(x, fused));
-/* of logits: the factor of log sigmoid(x) is 1 + (p - 1) t */
+/* binary cross-entropy of logits x: the factor of log sigmoid(x) is 1 + (p - 1) t, p being
+ * pos_weight */
 TSHI_LOSS_KERNEL(AVX2, logits, 0,
                  (TSHI_R(1) - t) * x -
                      ((p - TSHI_R(1)) * t + TSHI_R(1)) * tshi_math_log_sigmoid(x, fused));
@@ -31199,7 +31490,7 @@ TSHI_LOSS_KERNEL(AVX2, logits_dx, 1,
 TSHI_LOSS_KERNEL(PORTABLE, logits_dt, 1, tshi_loss_logits_dt(x, p, fused));
 TSHI_LOSS_KERNEL(PORTABLE, kl, 0, tshi_loss_entropy(t, fused) - t * x);
 TSHI_LOSS_KERNEL(PORTABLE, kl_dx, 1, -t);
-/* t / t is 1; NaN at t = 0, as in PyTorch, where the derivative of t log t is not defined */
+/* t / t is 1, but NaN at t = 0, as in PyTorch, where the derivative of t log t is not defined */
 TSHI_LOSS_KERNEL(PORTABLE, kl_dt, 1, tshi_math_log(t, fused) + t / t - x);
 TSHI_LOSS_KERNEL(PORTABLE, kl_log, 0, tshi_math_exp(t, fused) * (t - x));
 TSHI_LOSS_KERNEL(PORTABLE, kl_log_dx, 1, -tshi_math_exp(t, fused));
@@ -31213,25 +31504,26 @@ TSHI_LOSS_KERNEL(PORTABLE, weights, 0, TSHI_R(1)); /* the weights themselves, to
 /* Needs: >>op-reduce >>op-loss >>loss-map.                                   */
 /* ========================================================================== */
 
-/* A call of a loss, and the params of its node. */
+/* The parameters of a call of a loss, which are also the params of its node. */
 typedef struct tshi_loss_call {
-    double c;       /* delta or beta */
+    double c;       /* delta of the Huber loss, beta of the smooth L1 loss */
     double divisor; /* out = sum of the elements' losses / divisor */
-    int reduced;    /* 0: out has a loss per element */
+    int reduced;    /* 1: out is one number; 0: out has a loss per element */
 } tshi_loss_call;
 
 /* -- operands: parts of tensors ---------------------------------------------- */
 
 static const tsh_real tshi_loss_one = 1; /* the value of weights that are not given */
 
-/* Where the kernels read an operand, or write it: element e of the local shape (..) of x. */
+/* An operand of a loss kernel, as an array with a value per element of x (local shape,
+ * row-major). */
 typedef struct tshi_loss_operand {
-    tshi_operand all;             /* step 1: dense; 0: all elements are one value */
-    int64_t stride[TSH_MAX_DIMS]; /* per dimension of x, if `strided` is 1; 0: broadcast */
-    int strided;                  /* 1: parts are copied to a buffer first */
+    tshi_operand all;             /* its values; step 1: dense, 0: one value for all elements */
+    int64_t stride[TSH_MAX_DIMS]; /* if `strided`: strides along x's dimensions; 0: broadcast */
+    int strided;                  /* 1: the kernel gets copies of parts in a dense buffer */
 } tshi_loss_operand;
 
-/* Returns the operand of tensor t, broadcast to x's shape; its values are at `data`. t NULL: all
+/* Returns the operand that has tensor t broadcast to x's shape; data: t's values. t NULL: all
  * elements are 1. */
 static tshi_loss_operand tshi_loss_operand_of(const tsh_tensor *x, const tsh_tensor *t,
                                               const void *data) {
@@ -31243,7 +31535,7 @@ static tshi_loss_operand tshi_loss_operand_of(const tsh_tensor *x, const tsh_ten
     if (!t) return o;
     tshi_tensor_strides(x->local, x->ndim, dense);
     for (int d = 0; d < x->ndim; d++) {
-        const int own = d - (x->ndim - t->ndim); /* t's dimension, aligned at the right */
+        const int own = d - (x->ndim - t->ndim); /* the dimension of t that is aligned with d */
         o.stride[d] = own < 0 || t->dim[own] == 1 ? 0 : t->stride[own];
         if (x->local[d] == 1) continue;
         contiguous &= o.stride[d] == dense[d];
@@ -31259,7 +31551,7 @@ static tshi_loss_operand tshi_loss_operand_of(const tsh_tensor *x, const tsh_ten
 static void tshi_loss_gather(const tsh_tensor *x, const tshi_loss_operand *o, int64_t from,
                              int64_t n, tsh_real *to) {
     const int last = x->ndim - 1;
-    int64_t index[TSH_MAX_DIMS]; /* of the next element to copy */
+    int64_t index[TSH_MAX_DIMS]; /* indices of the next element to copy */
     int d;
     for (d = last; d >= 0; d--) {
         index[d] = from % x->local[d];
@@ -31289,13 +31581,13 @@ typedef struct tshi_loss_work_all {
     const tsh_tensor *x;
     tshi_kernel_fn kernel;
     tshi_loss_map_params params;
-    tshi_loss_operand operand[TSHI_LOSS_MAP_OPERANDS]; /* OUT with data NULL: results are summed */
-    tsh_real *scratch; /* a buffer per piece and operand, of TSHI_LOSS_PART elements or all */
-    int64_t part;      /* elements of such a buffer */
+    tshi_loss_operand operand[TSHI_LOSS_MAP_OPERANDS]; /* OUT with data NULL: only sums are kept */
+    tsh_real *scratch; /* buffers of `part` elements: one per piece and operand */
+    int64_t part;      /* TSHI_LOSS_PART, or less if x has fewer elements */
     double *sums;      /* sum of the results of each part; NULL: not wanted */
 } tshi_loss_work_all;
 
-/* Computes the parts [from, to) of a run; a tshi_team_fn. */
+/* Runs the kernel on parts [from, to) of x, TSHI_LOSS_PART elements each; a tshi_team_fn. */
 static void tshi_loss_parts(void *job, int piece, int64_t from, int64_t to) {
     const tshi_loss_work_all *work = (const tshi_loss_work_all *)job;
     const tsh_ctx *ctx = work->x->ctx;
@@ -31305,7 +31597,7 @@ static void tshi_loss_parts(void *job, int piece, int64_t from, int64_t to) {
         const int64_t first = p * TSHI_LOSS_PART, n = tshi_base_min(TSHI_LOSS_PART, count - first);
         const tshi_reduce_params whole = {1, n, -1, 0};
         tshi_operand operand[TSHI_LOSS_MAP_OPERANDS], sum[2];
-        tsh_real total = 0; /* of this part */
+        tsh_real total = 0; /* sum of the results of this part */
         for (int i = 0; i < TSHI_LOSS_MAP_OPERANDS; i++) {
             const tshi_loss_operand *o = &work->operand[i];
             operand[i] = o->all;
@@ -31323,7 +31615,7 @@ static void tshi_loss_parts(void *job, int piece, int64_t from, int64_t to) {
     }
 }
 
-/* Runs `work` on the rank's threads. With sum not NULL, sets *sum to the sum of the results over
+/* Runs `work` on the rank's threads. Unless sum is NULL, sets *sum to the sum of the results over
  * all local elements, in the order of tsh_sum. Returns 0 if there is no memory. */
 static int tshi_loss_run_all(tshi_loss_work_all *work, double *sum) {
     enum { MIN_PARTS = 8 }; /* min parts per thread: fewer would not pay */
@@ -31347,14 +31639,15 @@ static int tshi_loss_run_all(tshi_loss_work_all *work, double *sum) {
 
 /* -- backward ------------------------------------------------------------------ */
 
-/* Computes the gradient of input i, x (0) or the target (1), of a loss. */
+/* Computes the gradient of input i of a loss, x (0) or the target (1). kernel, sign: see
+ * tshi_loss_map_row and tshi_loss_map_params. */
 static void tshi_loss_map_input_backward(tshi_node *node, int i, const tshi_kernel_fn *kernel,
                                          double sign) {
     const tshi_loss_call *call = (const tshi_loss_call *)node->params;
     const tsh_tensor *x = node->in[0];
     tsh_tensor *t = node->in[i];
     const tsh_real *g = tshi_tape_grad(node);
-    /* gradient of the loss of any element, if these are reduced */
+    /* if the losses are reduced: the gradient of each element's loss, the same for all */
     const tsh_real each = call->reduced ? TSHI_R((double)g[0] / call->divisor) : TSHI_R(0);
     tshi_loss_work_all work;
     tshi_block *scratch;
@@ -31385,11 +31678,12 @@ static void tshi_loss_map_backward(tshi_node *node) {
 
 /* -- checks of the inputs ------------------------------------------------------ */
 
-/* Fails because the shapes of x and the target differ; the sentence says how to make them alike. */
+/* Returns 0 and an error: the shapes of x and the target differ. Its sentence says how to make them
+ * alike. */
 static TSHI_COLD int tshi_loss_refuse_shapes(const char *op, const tsh_tensor *x,
                                              const tsh_tensor *target) {
     char tx[TSHI_TEXT_SIZE], tt[TSHI_TEXT_SIZE];
-    const int more = x->ndim - target->ndim; /* 1: x has a dimension more; -1: the target has */
+    const int more = x->ndim - target->ndim; /* how many dimensions x has more than target */
     const tsh_tensor *longer = more > 0 ? x : target, *shorter = more > 0 ? target : x;
     int squeezes = more * more == 1 && longer->dim[longer->ndim - 1] == 1;
     for (int d = 0; d < shorter->ndim && squeezes; d++)
@@ -31402,7 +31696,7 @@ static TSHI_COLD int tshi_loss_refuse_shapes(const char *op, const tsh_tensor *x
                                : ": tsh_squeeze(target, -1), or tsh_unsqueeze(x, -1)") == TSH_OK;
 }
 
-/* Fails if the target is of integers, as class indices are. */
+/* Returns 1 if the target is floating; 0 and an error if it has integers, such as class indices. */
 static int tshi_loss_check_target(const char *op, const tsh_tensor *target) {
     return tshi_dtypes[target->dtype].floating ||
            tshi_error_zero(target->ctx, TSH_ERR_DTYPE,
@@ -31411,9 +31705,8 @@ static int tshi_loss_check_target(const char *op, const tsh_tensor *target) {
                            op, tshi_dtype_name(target->dtype), tshi_dtype_name(TSH_REAL));
 }
 
-/* Checks that a weight, named `name`, is broadcast to x's shape, and replaces it by this rank's
- * shard if it is replicated where x is sharded. w: the weight, or NULL. Returns 0 after an
- * error. */
+/* Checks that a weight, named `name`, broadcasts to x's shape, and replaces it by this rank's shard
+ * if it is replicated where x is sharded. w: the weight, or NULL. Returns 0 after an error. */
 static int tshi_loss_weight(const char *op, const char *name, const tsh_tensor *x, tsh_tensor **w) {
     tsh_tensor *t = *w;
     char tx[TSHI_TEXT_SIZE], tw[TSHI_TEXT_SIZE];
@@ -31444,7 +31737,8 @@ static int tshi_loss_weight(const char *op, const char *name, const tsh_tensor *
     return *w != NULL;
 }
 
-/* Fails if an element of x or the target is no probability: names the first. */
+/* Returns 1 if all elements of x and the target are probabilities; else 0 and an error that names
+ * the first that is not. */
 static TSHI_COLD int tshi_loss_check_probabilities(const char *op, tsh_tensor *const *in) {
     for (int k = 0; k < 2; k++) {
         const tsh_tensor *t = in[k];
@@ -31477,7 +31771,7 @@ static tsh_loss_desc tshi_loss_options_of(const tsh_loss_desc *desc) {
     return desc ? *desc : usual;
 }
 
-/* Checks options that are the same for all losses. Returns 0 after an error. */
+/* Checks the reduction and pos_weight of a loss. Returns 0 after an error. */
 static int tshi_loss_check_options(tsh_ctx *ctx, const tshi_loss_map_row *row,
                                    const tsh_loss_desc *desc) {
     const int batch = desc->reduction == TSH_REDUCE_BATCHMEAN;
@@ -31497,7 +31791,8 @@ static int tshi_loss_check_options(tsh_ctx *ctx, const tshi_loss_map_row *row,
     return 1;
 }
 
-/* Checks the inputs of a loss, x, target, weight and pos_weight; the last two may be NULL. */
+/* Checks the options and the inputs of a loss: x, target, weight and pos_weight, of which the last
+ * two may be NULL. Returns 0 after an error. */
 static int tshi_loss_check(const tshi_loss_map_row *row, tsh_tensor **in,
                            const tsh_loss_desc *desc) {
     const char *op = row->op.name;
@@ -31521,8 +31816,8 @@ static int tshi_loss_check(const tshi_loss_map_row *row, tsh_tensor **in,
 
 /* -- forward ------------------------------------------------------------------- */
 
-/* Returns what the sum of the losses is divided by. Sums the weights, if the mean divides by them:
- * over all ranks, if x is sharded. */
+/* Returns what the sum of the losses is divided by. If the mean divides by the sum of the weights,
+ * computes it, over all ranks if x is sharded. losses: the run of the loss. */
 static double tshi_loss_divisor(const tshi_loss_map_row *row, tsh_reduction reduction,
                                 const tshi_loss_work_all *losses, int weighted) {
     tshi_loss_work_all work = *losses;
@@ -31540,7 +31835,7 @@ static double tshi_loss_divisor(const tshi_loss_map_row *row, tsh_reduction redu
     return sum;
 }
 
-/* Runs a loss; c: delta or beta. */
+/* Computes a loss and records the call. c: delta of the Huber loss, beta of the smooth L1 loss. */
 static tsh_tensor *tshi_loss_apply(const tshi_loss_map_row *row, tsh_tensor *x, tsh_tensor *target,
                                    const tsh_loss_desc *desc, double c) {
     tsh_tensor *in[4] = {x, target, desc->weight, desc->pos_weight}, *out;
@@ -31583,7 +31878,7 @@ static tsh_tensor *tshi_loss_apply(const tshi_loss_map_row *row, tsh_tensor *x, 
         tshi_loss_map_##forward,                                                                   \
         tshi_loss_map_##dx,                                                                        \
         dt};
-/* Defines a public loss without delta or beta. */
+/* Defines the public function of a loss without delta or beta. */
 #define TSHI_LOSS_FUNCTION(name, public)                                                           \
     TSH_API tsh_tensor *public(tsh_tensor * x, tsh_tensor * target, const tsh_loss_desc *desc) {   \
         const tsh_loss_desc given = tshi_loss_options_of(desc);                                    \
@@ -31658,8 +31953,8 @@ TSH_API tsh_tensor *tsh_kl_div(tsh_tensor *x, tsh_tensor *target, const tsh_loss
  * target is ignored: l_i = -w_i x_i,y_i, and dx_i,y_i = -w_i g_i; other elements have gradient 0.
  * If classes are sharded, one rank has x_i,y_i, and the others add 0 in the all-reduce. */
 
-/* Checks the inputs of tsh_nll_loss. ce: the options, as those of tsh_cross_entropy. Returns 0
- * after an error. */
+/* Checks the inputs of tsh_nll_loss. ce: its options, converted to those of tsh_cross_entropy.
+ * Returns 0 after an error. */
 static int tshi_loss_nll_check(tsh_tensor *const *in, const tsh_cross_entropy_desc *ce) {
     const tsh_tensor *x = in[0], *target = in[1], *weight = in[2];
     const int axis = tshi_rule_classes(x, ce->dim); /* the dimension of the classes */
@@ -31688,7 +31983,8 @@ static int tshi_loss_nll_check(tsh_tensor *const *in, const tsh_cross_entropy_de
     return 1;
 }
 
-/* Returns where row i of x (.., V) begins, in elements from the first of `stride`'s array. */
+/* Returns the index of the first element of row i of x (.., V) in an array with strides
+ * `stride`. */
 static int64_t tshi_loss_row_start(const tsh_tensor *x, const int64_t *stride, int64_t i) {
     int64_t at = 0;
     for (int d = x->ndim - 2; d >= 0; d--) {
@@ -31707,19 +32003,19 @@ static void tshi_loss_nll_backward(tshi_node *node) {
     for (int64_t i = 0; i < loss->rows; i++) {
         const double each = (double)(loss->desc.reduction == TSH_REDUCE_NONE ? g[i] : g[0]) /
                             loss->divisor;
-        if (loss->local[i] < 0) continue; /* ignored, or on another rank */
+        if (loss->local[i] < 0) continue; /* the row is ignored, or its class is on another rank */
         dest.data[tshi_loss_row_start(x, dest.stride, i) +
                   loss->local[i] * dest.stride[x->ndim - 1]] -= TSHI_R(each * (double)loss->own[i]);
     }
 }
 
-/* Writes the row losses (rows) to sums, then, if the weights of rows are needed from other ranks,
- * these weights. sums: (2, rows). */
+/* Writes the loss of each row to `sums`, shape (2, rows). If class weights are sharded, also
+ * gathers the weight of each row's class, in the second half of `sums`, to loss->own. */
 static void tshi_loss_nll_rows(tsh_tensor *const *in, tshi_loss *loss, tsh_real *sums) {
     const tsh_tensor *x = in[0];
     tsh_ctx *ctx = x->ctx;
     const int64_t n = loss->rows;
-    /* 1: a rank has the weights of its own classes only */
+    /* 1: each rank has the weights of its own classes only */
     const int gathers = loss->cut && loss->desc.weight &&
                         loss->desc.weight->layout.kind == TSH_SHARDED;
     for (int64_t i = 0; i < n; i++) {
@@ -31765,7 +32061,7 @@ static const tshi_op tshi_loss_nll_op = {"tsh_nll_loss",
                                          TSHI_NONE,
                                          0};
 
-/* Computes out and records the call. loss: as tshi_loss_nll_plan filled it in. */
+/* Computes out, the loss, and records the call. loss: filled in by tshi_loss_nll_plan. */
 static tsh_tensor *tshi_loss_nll_run(tsh_tensor *const *in, tshi_loss *loss, tsh_tensor *out) {
     tsh_ctx *ctx = out->ctx;
     const int64_t n = loss->rows;
@@ -31775,7 +32071,7 @@ static tsh_tensor *tshi_loss_nll_run(tsh_tensor *const *in, tshi_loss *loss, tsh
     tshi_block *scratch = aux ? tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_reals(2 * n)) : NULL;
     if (scratch) {
         tsh_real *sums = (tsh_real *)tshi_mem_data(scratch);
-        loss->local = (int64_t *)tshi_mem_data(aux); /* shape (rows) */
+        loss->local = (int64_t *)tshi_mem_data(aux); /* each row's class, (rows) */
         loss->own = (tsh_real *)(void *)(loss->local + n);
         tshi_loss_targets("tsh_nll_loss", in, loss);
         if (ctx->error.code == TSH_OK) tshi_loss_nll_rows(in, loss, sums);
@@ -31832,10 +32128,10 @@ TSH_API tsh_tensor *tsh_nll_loss(tsh_tensor *log_probs, tsh_tensor *target,
  *   da = g (b / (n(a) n(b)) - c a / (n(a) |a|)), without the second term where |a| is 0; db alike.
  * (As in PyTorch, the second term stays where |a| is below eps.) */
 
-/* A call, and the params of its node. The result's elements are the rows; a row of an input is its
- * vector along the axis. */
+/* A call of tsh_cosine_similarity, and the params of its node. A row is an element of the result;
+ * in an input, it is the vector along the axis that the element is computed from. */
 typedef struct tshi_loss_cosine {
-    int64_t dim[TSH_MAX_DIMS];     /* local lengths of the broadcast shape; 1 along the axis */
+    int64_t dim[TSH_MAX_DIMS];     /* local lengths of the broadcast shape of a and b; axis: 1 */
     int64_t step[2][TSH_MAX_DIMS]; /* strides of a and b along these dimensions; 0: broadcast */
     int64_t along[2];              /* strides of a and b along the axis */
     int64_t length, rows;          /* local length of a vector; number of local rows */
@@ -31844,7 +32140,7 @@ typedef struct tshi_loss_cosine {
     double eps;
 } tshi_loss_cosine;
 
-/* The sums of a row, which backward reads as well. */
+/* Indices of the three sums of a row, a b, a a and b b, which forward keeps for backward. */
 enum { TSHI_LOSS_DOT, TSHI_LOSS_AA, TSHI_LOSS_BB, TSHI_LOSS_PRODUCTS };
 
 /* Computes the sums of products, a b, a a and b b, of one row. Operands: the three sums, a, b. */
@@ -31855,7 +32151,7 @@ TSHI_INLINE void tshi_loss_products_body(int64_t n, const tshi_operand *operand,
     for (int64_t e = 0; e < n; e += TSHI_BLOCK) {
         const tsh_real *a = tshi_kernel_load(&operand[1], e, n, pad[0]);
         const tsh_real *b = tshi_kernel_load(&operand[2], e, n, pad[1]);
-        if (n - e < TSHI_BLOCK) { /* the last block: pads repeat a value, but must not count */
+        if (n - e < TSHI_BLOCK) { /* the last block: its padding must add 0 */
             for (int64_t i = n - e; i < TSHI_BLOCK; i++) pad[0][i] = pad[1][i] = 0;
         }
         tshi_kernel_dot_step(lane[TSHI_LOSS_DOT], a, b);
@@ -31871,8 +32167,8 @@ typedef struct tshi_loss_cosine_row {
     double other, own;
 } tshi_loss_cosine_row;
 
-/* Computes the gradient of one row of an input. Operands: the gradient, the input, the other
- * input. */
+/* Adds the gradient of one row of an input (see tshi_loss_cosine_row). Operands: the gradient, the
+ * input, the other input. */
 TSHI_INLINE void tshi_loss_cosine_grad_body(int64_t n, const tshi_operand *operand,
                                             const tshi_loss_cosine_row *row) {
     const tsh_real other = TSHI_R(row->other), own = TSHI_R(row->own);
@@ -31886,7 +32182,7 @@ TSHI_INLINE void tshi_loss_cosine_grad_body(int64_t n, const tshi_operand *opera
 }
 TSHI_KERNEL(tshi_loss_cosine_grad, tshi_loss_cosine_row);
 
-/* Returns where row i of input k begins, in elements from the input's first. */
+/* Returns where row i of input k begins, in elements from the input's first element. */
 static int64_t tshi_loss_cosine_start(const tshi_loss_cosine *call, int k, int64_t i) {
     int64_t at = 0;
     for (int d = call->ndim - 1; d >= 0; d--) {
@@ -31896,12 +32192,12 @@ static int64_t tshi_loss_cosine_start(const tshi_loss_cosine *call, int k, int64
     return at;
 }
 
-/* What the threads of a rank share. */
+/* What the threads of a rank share while they compute a cosine similarity or its gradients. */
 typedef struct tshi_loss_cosine_job {
     const tshi_loss_cosine *call;
     tshi_operand in[2]; /* values of a and b, from their first element */
     const tsh_ctx *ctx;
-    tsh_real *products; /* sums of each row, shape (rows, TSHI_LOSS_PRODUCTS) */
+    tsh_real *products; /* a b, a a and b b of each row, shape (rows, TSHI_LOSS_PRODUCTS) */
     const tsh_real *g;  /* backward: gradient of the result, shape (rows) */
     tshi_dest dest;     /* backward: where the gradient of input `which` goes */
     int which;
@@ -31915,7 +32211,7 @@ static tshi_operand tshi_loss_cosine_vector(const tshi_loss_cosine_job *job, int
     return row;
 }
 
-/* Computes the sums of rows [from, to); a tshi_team_fn. */
+/* Computes the sums a b, a a and b b of rows [from, to); a tshi_team_fn. */
 static void tshi_loss_cosine_sums(void *job, int piece, int64_t from, int64_t to) {
     const tshi_loss_cosine_job *work = (const tshi_loss_cosine_job *)job;
     (void)piece;
@@ -31928,10 +32224,10 @@ static void tshi_loss_cosine_sums(void *job, int piece, int64_t from, int64_t to
     }
 }
 
-/* Returns the norm of which square is given, but at least eps. */
+/* Returns a vector's norm, the root of `square`, but at least eps. */
 static double tshi_loss_norm(tsh_real square, double eps) {
     const double norm = sqrt((double)square);
-    return norm < eps ? eps : norm; /* NaN stays */
+    return norm < eps ? eps : norm; /* a norm that is NaN stays NaN */
 }
 
 /* Computes the gradients of rows [from, to) of input `which`; a tshi_team_fn. */
@@ -32007,7 +32303,8 @@ static void tshi_loss_cosine_plan(tsh_tensor *const *in, const tsh_shape *shape,
     }
 }
 
-/* Computes the sums of all rows, and from them the result. cut: 1 if the axis is sharded. */
+/* Computes the sums a b, a a and b b of all rows, and from them the result. cut: 1 if the axis is
+ * sharded. */
 static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *call, int cut,
                                  tsh_real *products, tsh_real *out) {
     tsh_ctx *ctx = in[0]->ctx;
@@ -32026,7 +32323,7 @@ static void tshi_loss_cosine_run(tsh_tensor *const *in, const tshi_loss_cosine *
             tsh_allreduce(&ctx->tp, products, TSHI_LOSS_PRODUCTS * call->rows, TSH_REAL, TSH_SUM),
             "tsh_cosine_similarity: all-reduce of sums along the dimension");
     for (int64_t i = 0; i < call->rows; i++, products += TSHI_LOSS_PRODUCTS)
-        out[i] = call->empty ? 0 /* not 0 / 0, if eps is 0, too */
+        out[i] = call->empty ? 0 /* not 0 / 0, even if eps is 0 */
                              : TSHI_R((double)products[TSHI_LOSS_DOT] /
                                       tshi_loss_norm(products[TSHI_LOSS_AA], call->eps) /
                                       tshi_loss_norm(products[TSHI_LOSS_BB], call->eps));
@@ -32078,8 +32375,8 @@ TSH_API tsh_tensor *tsh_cosine_similarity(tsh_tensor *a, tsh_tensor *b, int dim,
 /* ========================================================================== */
 
 /* Every rank samples from the whole logits, in double, so all draw the same ids. Each filter
- * (top_k, top_p, min_p) keeps what is not below a threshold. Quickselect finds those of top_k and
- * top_p, so no row is sorted. */
+ * (top_k, top_p, min_p) keeps what is not below a threshold. Quickselect finds the thresholds of
+ * top_k and top_p, so no row is sorted. */
 
 /* Splits n values into those above a pivot, equal to it, and below it. *above: number of values
  * above the pivot; *below: index of the first value below it. */
@@ -32221,13 +32518,13 @@ static void tshi_sample_rows(const tsh_tensor *x, const tsh_tensor *previous,
                              const tsh_sample_desc *desc, int64_t *ids) {
     tsh_ctx *ctx = x->ctx;
     const int64_t n = x->dim[x->ndim - 1], rows = tsh_numel(x) / n;
-    /* previous ids per row */
+    /* number of previous ids per row */
     const int64_t seen = previous ? previous->dim[previous->ndim - 1] : 0;
     const double penalty = desc->penalty > 0 ? desc->penalty : 1;
     const uint64_t stream = tshi_rng_hash(0, "sample", 6);
     tshi_block *scratch, *held = NULL, *block;
-    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch);           /* shape (rows, n) */
-    const void *past = previous ? tshi_kernel_packed(previous, &held) : NULL; /* (rows, seen) */
+    const tsh_real *values = tshi_kernel_packed_reals(x, &scratch);           /* logits (rows, n) */
+    const void *past = previous ? tshi_kernel_packed(previous, &held) : NULL; /* ids (rows, seen) */
     block = tshi_mem_alloc(ctx, TSH_MEM_STEP, 2 * (size_t)n * sizeof(double));
     double *z = block ? (double *)tshi_mem_data(block) : NULL; /* the logits of a row */
     for (int64_t r = 0; r < rows && ctx->error.code == TSH_OK; r++, values += n) {
@@ -32316,11 +32613,11 @@ static void tshi_custom_outputs(const tshi_node *node, const void **value, const
 /* Calls the user's backward with zeroed gradients and adds them to those of the inputs. */
 static void tshi_custom_backward(tshi_node *node) {
     const tsh_custom_op_desc *desc = &((const tshi_custom *)node->params)->desc;
-    /* kept: the inputs, with the values that were saved */
+    /* the inputs, with the values that were saved for backward */
     tsh_tensor *kept[TSHI_CUSTOM_INPUTS];
     tsh_ctx *ctx = node->out->ctx;
     tsh_real *grad[TSHI_CUSTOM_INPUTS];      /* dense gradients to fill; NULL: not needed */
-    tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* holds grad[i], or NULL */
+    tshi_block *scratch[TSHI_CUSTOM_INPUTS]; /* memory of grad[i]; NULL: not needed */
     tshi_dest dest[TSHI_CUSTOM_INPUTS];
     const void *value[TSH_MAX_OUTPUTS];
     const tsh_real *grad_out[TSH_MAX_OUTPUTS];
@@ -32366,7 +32663,8 @@ static int tshi_custom_inputs(tsh_ctx *ctx, tsh_tensor *const *in, int n,
     return 1;
 }
 
-/* Makes output k, not yet rounded to its dtype. Returns NULL after an error. */
+/* Makes the tensor of output k: of tsh_real if it is floating, since tsh_custom_op rounds it to its
+ * dtype later. Returns NULL after an error. */
 static tsh_tensor *tshi_custom_output(tsh_ctx *ctx, const tsh_custom_op_desc *desc, int k) {
     const tsh_output *form = &desc->out[k];
     const int known = tshi_dtype_exists(form->dtype);
@@ -32394,16 +32692,16 @@ static int tshi_custom_forward(tsh_tensor *const *in, int n, const tsh_custom_op
     return ctx->error.code == TSH_OK;
 }
 
-/* Records the call, whose inputs are dense. */
+/* Records the call on the tape. in: the dense inputs. */
 static void tshi_custom_record(tsh_tensor *const *in, int n, const tsh_custom_op_desc *desc,
                                int outputs, tsh_tensor *const *out) {
     tshi_custom custom;
-    int differentiable = 0; /* 1: gradients flow to an output */
+    int differentiable = 0; /* 1: an output is floating: it may get a gradient */
     memset(&custom, 0, sizeof custom);
     for (int k = 0; k < outputs; k++) differentiable |= tshi_dtype_computes(out[k]->dtype);
     custom.op.name = desc->name;
     if (desc->backward && differentiable) custom.op.backward = tshi_custom_backward;
-    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT; /* all inputs and the outputs */
+    custom.op.saves = ((1u << n) - 1) | (unsigned)TSHI_OUT; /* saves all inputs and outputs */
     custom.desc = *desc;
     tshi_op_record(&custom.op, out[0], in, n, desc->partial, &custom, sizeof custom, NULL);
     for (int k = 1; k < outputs && out[0]->ctx->anomalies; k++)
@@ -32571,16 +32869,16 @@ typedef struct tshi_module_calls {
     tsh_tensor *segments;     /* the module's segments at the forward (tsh_set_segments) */
 } tshi_module_calls;
 
-/* max number of inputs of a checkpoint's node: those of the module, then the segments that its
- * attention layers have, of which each tensor is there once */
+/* max number of inputs of a checkpoint's node: those of the module, then each distinct segments
+ * tensor (tsh_set_segments) of the modules below it */
 enum { TSHI_RECOMPUTE_INPUTS = TSHI_MODULE_INPUTS + 8 };
 
-/* Counters of random draws of the ctx and of all modules, the modules' modes (training or not) and
- * active adapters, saved at the forward. */
+/* What the recomputation of a checkpoint restores: counters of random draws of the ctx and of all
+ * modules, the modules' modes (training or not) and active adapters, saved at the forward. */
 typedef struct tshi_rng_counts {
     tsh_module *module;                  /* the checkpointed module */
     int inputs;                          /* number of inputs of the module */
-    uint64_t randn_calls, dropout_calls; /* those of the ctx when the forward began */
+    uint64_t randn_calls, dropout_calls; /* the ctx's counters, at the forward */
     /* shape (modules + 1): one entry per module, in pre-order, and a zeroed one at the end */
     tshi_module_calls *each;
 } tshi_rng_counts;
@@ -32623,8 +32921,9 @@ static void tshi_recompute_restore_counts(tsh_ctx *ctx, const tshi_rng_counts *c
     }
 }
 
-/* Appends to in, which has n inputs of a checkpointed module, the segments of the modules below it.
- * Returns how many inputs there are then; 0 and an error if they are too many. */
+/* Appends to in, the n inputs of a checkpointed module, the segments tensors (tsh_set_segments) of
+ * the modules below it, each once. Returns the new number of inputs; 0 and an error if there are
+ * too many. */
 static int tshi_recompute_add_segments(tsh_module *module, tsh_tensor **in, int n) {
     for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
         int k = 0;
@@ -32641,9 +32940,9 @@ static int tshi_recompute_add_segments(tsh_module *module, tsh_tensor **in, int 
     return n;
 }
 
-/* Before a recomputation (x not NULL): gives the modules below the checkpoint the segments that
- * they had at its forward, of which x has the saved values. `now` keeps the references to those
- * that they have now, and after the recomputation (x NULL) gives them back. */
+/* Before a recomputation (x not NULL), gives the modules below the checkpoint the segments that
+ * they had at its forward; x has the saved values of the node's inputs, these segments among them.
+ * After it (x NULL), gives them back their present segments, from `now`. */
 static void tshi_recompute_swap_segments(const tshi_node *node, const tshi_rng_counts *now,
                                          tsh_tensor *const *x) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params;
@@ -32651,7 +32950,8 @@ static void tshi_recompute_swap_segments(const tshi_node *node, const tshi_rng_c
     while (old->module != before->module) old++;
     while (own->module != before->module) own++;
     for (tsh_module *m = before->module; m; m = tshi_module_next(before->module, m)) {
-        /* a module added since the forward is not in old, one that was added by it not in own */
+        /* a module added since the forward has no entry in old, one added by the recomputation none
+         * in own */
         tsh_tensor *wanted = old->module == m ? (old++)->segments : NULL;
         tsh_tensor *current = own->module == m ? (own++)->segments : NULL;
         int k = 0;
@@ -32732,7 +33032,7 @@ static void tshi_recompute_replay(tshi_node *node) {
     const tshi_rng_counts *before = (const tshi_rng_counts *)node->params, *now;
     tsh_ctx *ctx = node->out->ctx;
     tshi_node *outer = ctx->tape.newest;             /* the newest node of the outer tape */
-    tsh_tensor *x[TSHI_RECOMPUTE_INPUTS], *y = NULL; /* recomputed inputs and output */
+    tsh_tensor *x[TSHI_RECOMPUTE_INPUTS], *y = NULL; /* x: inputs, y: output of the recomputation */
     int i, no_grad = ctx->tape.no_grad;              /* no_grad: restored at the end */
     now = tshi_recompute_save_counts(before->module);
     if (!now) return;                           /* no memory */
@@ -32762,7 +33062,8 @@ static void tshi_recompute_replay(tshi_node *node) {
 /* Runs the forward without recording, in a scope that frees every tensor but the output. */
 static tsh_tensor *tshi_recompute_run_no_grad(tsh_module *module, tsh_tensor **in, int n) {
     tsh_ctx *ctx = module->ctx;
-    tsh_tensor *y, form;      /* the output; a copy of its shape and layout */
+    /* y: the output; form: a copy of it, for its shape and layout */
+    tsh_tensor *y, form;
     tshi_block *block = NULL; /* the output's values, referenced past the end of the scope */
     tsh_scope_begin(ctx);
     ctx->tape.no_grad++; /* ops are not recorded */
@@ -32822,7 +33123,7 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
     }
     counts = tshi_recompute_save_counts(module); /* before the forward draws random numbers */
     if (counts) counts->inputs = n;
-    ctx->tape.locked++; /* keeps the tape's arena, which holds the counters */
+    ctx->tape.locked++; /* no callback may end the step: the tape's arena holds counts */
     y = counts ? tshi_recompute_run_no_grad(module, in, n) : NULL;
     ctx->tape.locked--;
     leaves = y ? tshi_recompute_params(module, NULL, &trained) : 0;
@@ -32854,7 +33155,9 @@ static tsh_tensor *tshi_recompute_checkpoint(tsh_module *module, tsh_tensor **in
  * further line one module, in pre-order. */
 typedef struct tshi_line {
     char text[TSH_PATH_SIZE + 3 * TSHI_TEXT_SIZE]; /* e.g. "h.0" linear: weight f32 (64, 32) S(0) */
-    double number; /* tsh_module.number; compared in binary: its text depends on the locale */
+    /* tsh_module.number (eps of a norm, p of a dropout), of which text has 9 digits only; of line
+     * 0: a hash of the shares */
+    double number;
     int64_t hash; /* hash of text and number: equal lines have equal hashes */
     int64_t rank; /* the rank of the world that wrote the line; not part of the hash */
 } tshi_line;
@@ -32875,7 +33178,8 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
         tsh_text_add(line->text, size, "%s %s%s%s %s", i ? "," : ":", m->param_name[i],
                      *m->param_name[i] ? " " : "", tshi_dtype_name(param->dtype),
                      tshi_tensor_text(param, text));
-        /* some ranks would wait for gradients that others do not send */
+        /* whether a parameter is frozen is compared, too: else some ranks would wait for gradients
+         * that others do not send */
         if (!param->requires_grad && !(param->flags & TSHI_BUFFER))
             tsh_text_add(line->text, size, " frozen");
         /* appends the lengths of the segments, if there are several */
@@ -32885,13 +33189,13 @@ static void tshi_module_describe(const tsh_module *m, tshi_line *line) {
     }
 }
 
-/* Writes what is the same for all modules: the seed, tsh_desc.wire and tsh_desc.shares. */
+/* Writes line 0 of a model's description: the seed, tsh_desc.wire and tsh_desc.shares. */
 static void tshi_module_describe_all(const tsh_ctx *ctx, tshi_line *line) {
     const int64_t *before = ctx->deal.before;
     tsh_text_add(line->text, sizeof line->text, "the seed %llu", (unsigned long long)ctx->seed);
     if (ctx->wire)
         tsh_text_add(line->text, sizeof line->text, ", the wire %s", tshi_dtype_name(ctx->wire));
-    if (before) /* for more ranks than the text has room for */
+    if (before) /* a hash of all shares: the text below may have no room for those of many ranks */
         line->number = (double)(tshi_rng_hash(0, before,
                                               ((size_t)ctx->deal.ranks + 1) * sizeof *before) >>
                                 12);
@@ -33068,7 +33372,7 @@ static tsh_tensor *tshi_module_forward(tsh_module *module, tsh_tensor **in, int 
 static const tshi_kind tshi_module_container = {"module", tshi_module_forward, 0, NULL};
 
 TSH_API tsh_module *tsh_root(tsh_ctx *ctx) {
-    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* the first call has created it */
+    if (!ctx || ctx->root) return ctx ? ctx->root : NULL; /* the first call has created the root */
     ctx->root = (tsh_module *)tshi_mem_arena_alloc(ctx, &ctx->books, sizeof *ctx->root);
     if (!ctx->root) return NULL;
     ctx->root->ctx = ctx;
@@ -33144,7 +33448,7 @@ static tsh_module *tshi_module_finish(tsh_module *module) {
 /* Adds a parameter as module->param[slot]: replicated, requires_grad, without memory and values
  * until its first use (tshi_init_materialize). name "": the parameter has the path of the module.
  * dtype TSH_DTYPE_DEFAULT: tsh_desc.dtype. fan_in: number of input features, for the initialiser.
- * If it cannot, sets an error and leaves the slot NULL. */
+ * On failure, sets an error and leaves the slot NULL. */
 static void tshi_module_param(tsh_module *module, int slot, const char *name, tsh_dtype dtype,
                               tsh_shape shape, tsh_init init, int64_t fan_in) {
     tsh_ctx *ctx = module->ctx;
@@ -33221,7 +33525,7 @@ static TSHI_COLD void tshi_module_relayout(tsh_tensor *t, const tsh_layout *layo
     tshi_block *block, *low = NULL;
     if (t->ctx->error.code != TSH_OK) return; /* leave t unchanged */
     if (tshi_layout_equal(&t->layout, layout, t->dim, &t->ctx->deal)) {
-        t->layout = *layout; /* each rank keeps its elements: at most the sizes of units differ */
+        t->layout = *layout; /* the shards are the same, only the sizes of units may differ */
         return;
     }
     if (!tshi_module_may_move(t) ||
@@ -33539,7 +33843,7 @@ TSH_API TSHI_COLD tsh_result tsh_to(tsh_module *module, tsh_dtype dtype) {
     while (tshi_module_step_once(module, &at) && ctx->error.code == TSH_OK)
         if (at.param->dtype != dtype && tshi_dtype_computes(at.param->dtype))
             (void)tshi_module_convert(at.param, dtype);
-    tshi_module_changed(ctx); /* dtypes are part of what ranks compare */
+    tshi_module_changed(ctx); /* ranks compare their models anew, with the new dtypes */
     return ctx->error.code;
 }
 
@@ -33569,7 +33873,7 @@ TSH_API void tsh_zero_grads(tsh_module *module) {
 /* The buffer of tsh_rng_state consists of 8-byte words: TSHI_STATE_WORDS words, then dropout_calls
  * of each module in pre-order. */
 enum { TSHI_STATE_MAGIC, TSHI_STATE_MODULES, TSHI_STATE_SEED, TSHI_STATE_RANDN, TSHI_STATE_DROPOUT,
-       TSHI_STATE_WORDS }; /* index of each word before dropout_calls; their number */
+       TSHI_STATE_WORDS }; /* indices of these words; TSHI_STATE_WORDS: their number */
 
 /* The bytes "tshrng01" as a little-endian word. */
 static const uint64_t tshi_module_magic = 0x3130676E72687374u;
@@ -33865,7 +34169,7 @@ TSH_API TSHI_COLD tsh_result tsh_parallelize(tsh_module *module, const tsh_plan_
     for (i = 0; i < n && module->ctx->error.code == TSH_OK; i++)
         tshi_parallel_apply((const tshi_choice *)tshi_mem_data(block) + i);
     tshi_mem_release(module->ctx, block);
-    tshi_module_changed(module->ctx); /* layouts are part of what ranks compare */
+    tshi_module_changed(module->ctx); /* ranks compare their models anew, with the new layouts */
     return module->ctx->error.code;
 }
 
@@ -33931,14 +34235,14 @@ static tsh_tensor *tshi_adapter_alone(tsh_module *module, tsh_tensor **in, int n
 
 static const tshi_kind tshi_adapter_kind = {"lora", tshi_adapter_alone, 1 << TSH_PLAIN, NULL};
 
-/* Sets *a and *b to the layouts that W's gives to A and B of part i. Returns 0 and an error if W's
- * segments are not the adapter's parts. */
+/* Sets *a and *b to the layouts of A and B of part i of the adapter, which follow from that of the
+ * layer's weight W. Returns 0 and an error if W's segments are not the adapter's parts. */
 static int tshi_adapter_layouts(const tsh_module *m, const tshi_adapter *adapter, int i,
                                 tsh_layout *a, tsh_layout *b) {
     const tsh_layout *w = &m->param[0]->layout;
     *a = *b = tsh_replicated();
     if (w->kind != TSH_SHARDED) return 1;
-    if (w->dim != m->reversed) { /* along the input features */
+    if (w->dim != m->reversed) { /* W is sharded along the input features */
         *a = *w;
         a->dim = 1;
         return 1;
@@ -33956,7 +34260,8 @@ static int tshi_adapter_layouts(const tsh_module *m, const tshi_adapter *adapter
     return 1;
 }
 
-/* Lays out A and B of all parts as W is now. Returns 0 after an error. */
+/* Gives A and B of all parts the layouts that follow from W's present one. Returns 0 after an
+ * error. */
 static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) {
     for (int i = 0; i < adapter->parts; i++) {
         tsh_tensor *const t[2] = {adapter->part[i].a->param[0], adapter->part[i].b->param[0]};
@@ -33974,12 +34279,13 @@ static int tshi_adapter_place(const tsh_module *m, const tshi_adapter *adapter) 
     return m->ctx->error.code == TSH_OK;
 }
 
-/* Returns y (.., out), a linear layer's output for x (.., in), with what its adapter adds, in the
- * same memory; y itself if it is merged. give: the layout of a row-parallel y; NULL: R. */
+/* Adds to y (.., out), a linear layer's output for x (.., in), what the layer's adapter computes
+ * from x, and returns the sum, in y's memory. If the adapter is merged into the weight, returns y
+ * itself. give: the layout of a row-parallel y; NULL: R. */
 static tsh_tensor *tshi_adapter_add(const tsh_module *m, tsh_tensor *x, tsh_tensor *y,
                                     const tsh_layout *give) {
     const tshi_adapter *adapter = m->adapter;
-    int64_t first = 0; /* the first of this rank's columns of y that a part adds to */
+    int64_t first = 0; /* this rank's first column of y to which part i adds */
     if (adapter->kept) return y;
     if (!tshi_adapter_place(m, adapter)) return NULL;
     for (int i = 0; i < adapter->parts && y; i++) {
@@ -34135,7 +34441,7 @@ static void tshi_nn_decide_auto(tsh_module *module, const tsh_tensor *x) {
  * it is row-parallel: x is sharded along its features. */
 static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, int n) {
     tsh_tensor *x = tshi_nn_input(module, in, n), *w = module->param[0], *b = module->param[1];
-    /* output layout to ask of the op itself; NULL: none */
+    /* the layout that the op itself is to give its output; NULL: the op's own choice */
     const tsh_layout *gives = module->output_layout;
     /* column 1: column-parallel; regather 1: save x as it is sharded, all-gather it again in
      * backward */
@@ -34163,7 +34469,8 @@ static tsh_tensor *tshi_nn_linear_forward(tsh_module *module, tsh_tensor **in, i
 static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc *desc,
                                       tsh_tensor *weight) {
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
-    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0; /* limit of the default bias */
+    /* the default bias is uniform in [-bound, bound) */
+    double bound = desc->in > 0 ? 1 / sqrt((double)desc->in) : 0;
     tsh_shape shape = desc->reversed ? tsh_shape2(desc->in, desc->out) /* shape of the weight */
                                      : tsh_shape2(desc->out, desc->in);
     module->skip_bias_add = desc->skip_bias_add;
@@ -34177,8 +34484,8 @@ static tsh_module *tshi_nn_add_linear(tsh_module *module, const tsh_linear_desc 
         tshi_module_param(module, 1, "bias", desc->dtype, tsh_shape1(desc->out),
                           tshi_nn_init(desc->bias_init, TSH_INIT_UNIFORM, -bound, bound), desc->in);
     if (module->ctx->error.code != TSH_OK) return tshi_module_finish(module);
-    rule.segments = desc->segments;           /* segments of the sharded dimension; 0: 1 */
-    rule.unit = desc->unit;                   /* features of a unit, never split; 0: 1 */
+    rule.segments = desc->segments;           /* number of segments; 0 means 1 */
+    rule.unit = desc->unit;                   /* features that stay on one rank; 0 means 1 */
     rule.gather_output = desc->gather_output; /* COLWISE: all-gather the output */
     rule.input = desc->input;
     rule.output = desc->output;
@@ -34426,7 +34733,8 @@ TSH_API tsh_tensor *tsh_forward_residual(tsh_module *module, tsh_tensor **x, tsh
 /* Needs: >>op-batch-norm >>op-group-norm >>nn.                               */
 /* ========================================================================== */
 
-/* The parameters of a norm: module->param. BATCHES, a scalar, is the last one. */
+/* Indices into module->param of a batch norm's parameters and buffers; group and instance norms
+ * have only the first two. BATCHES is the scalar num_batches_tracked. */
 enum {
     TSHI_NORM_LAYER_WEIGHT,
     TSHI_NORM_LAYER_BIAS,
@@ -34462,8 +34770,8 @@ static void tshi_norm_layer_buffer(tsh_module *module, int slot, const char *nam
     t->flags = (t->flags & ~(unsigned)TSHI_LEAF) | TSHI_BUFFER;
 }
 
-/* Sets the layouts of a batch norm (tshi_kind.layouts): COLWISE shards all that has a number per
- * channel. */
+/* Sets the layouts of a batch norm (tshi_kind.layouts): COLWISE shards the parameters and buffers
+ * that have a number per channel. */
 static void tshi_norm_layer_batch_layouts(const tsh_module *module, const tsh_plan_rule *rule,
                                           tsh_layout *layouts) {
     (void)module;
@@ -34471,8 +34779,8 @@ static void tshi_norm_layer_batch_layouts(const tsh_module *module, const tsh_pl
         layouts[i] = tshi_nn_shard(rule, 0);
 }
 
-/* Counts a forward in training; returns how many there were, 1 for the first. The recomputation of
- * a checkpoint does not count. */
+/* Adds 1 to `batches`, the number of forwards in training mode, and returns it. A recomputation by
+ * a checkpoint is not counted again. */
 static int64_t tshi_norm_layer_count(tsh_tensor *batches) {
     int64_t *count;
     if (!batches->block && tshi_init_materialize(batches) != TSH_OK) return 1;
@@ -34528,8 +34836,10 @@ TSH_API TSHI_COLD tsh_module *tsh_add_batch_norm(tsh_module *parent, const char 
 
 /* The struct of a group norm or instance norm layer. */
 typedef struct tshi_group_layer {
-    const tshi_op *op;   /* which of the two */
-    int64_t groups, dim; /* groups of an instance norm: dim */
+    /* tshi_group_norm_op or tshi_group_norm_instance_op */
+    const tshi_op *op;
+    /* groups: number of groups, for an instance norm dim; dim: number of channels */
+    int64_t groups, dim;
     double eps;
 } tshi_group_layer;
 
@@ -34608,13 +34918,14 @@ TSH_API TSHI_COLD tsh_module *tsh_add_instance_norm(tsh_module *parent, const ch
 /* A layer's parameters are children of kind "param", in PyTorch's order: of each layer and
  * direction weight_ih, weight_hh, bias_ih, bias_hh. module->user is a tshi_recurrent_layer. */
 typedef struct tshi_recurrent_layer {
-    tsh_recurrent_desc desc; /* .layers has its default, .owner is the module */
+    tsh_recurrent_desc desc; /* the caller's, but .layers is at least 1 and .owner the module */
     int count;               /* number of parameters */
-    tsh_tensor **weights;    /* scratch for a forward, with `count` entries */
+    tsh_tensor **weights;    /* the parameters, `count` entries, set anew by each forward */
     tsh_tensor **h, **c;     /* where the forward in progress outputs the last h and c, or NULL */
 } tshi_recurrent_layer;
 
-/* Runs a layer on x and, if n is greater, h0 and c0. */
+/* Runs an LSTM (lstm 1) or a GRU on the n tensors in: x, then h0 and, for an LSTM, c0, if they are
+ * given. */
 static tsh_tensor *tshi_recurrent_layer_run(tsh_module *module, tsh_tensor **in, int n, int lstm) {
     tshi_recurrent_layer *layer = (tshi_recurrent_layer *)module->user;
     tsh_recurrent_desc desc = layer->desc;
@@ -34624,7 +34935,7 @@ static tsh_tensor *tshi_recurrent_layer_run(tsh_module *module, tsh_tensor **in,
             module->ctx, TSH_ERR_ARGUMENT, "tsh_forward: takes %s, not %d inputs%s",
             lstm ? "x, h0 and c0" : "x and h0", n, in[0] ? "" : ", x being NULL");
     for (int i = 0; i < layer->count && child; i++, child = child->next)
-        layer->weights[i] = child->param[0]; /* which tsh_tie may have replaced */
+        layer->weights[i] = child->param[0]; /* read anew: tsh_tie may have replaced it */
     if (module->evaluating) desc.dropout = 0;
     return lstm ? tsh_lstm(in[0], layer->weights, layer->count, n > 1 ? in[1] : NULL,
                            n > 2 ? in[2] : NULL, &desc, layer->h, layer->c)
@@ -34645,7 +34956,8 @@ static tsh_tensor *tshi_recurrent_layer_gru(tsh_module *module, tsh_tensor **in,
 static const tshi_kind tshi_recurrent_layer_kinds[2] = {
     {"lstm", tshi_recurrent_layer_lstm, 0, NULL}, {"gru", tshi_recurrent_layer_gru, 0, NULL}};
 
-/* Adds a parameter whose rows are those of the layer's gates. */
+/* Adds the parameter "<what>_l<number>", with back 1 "<what>_l<number>_reverse", whose dimension 0
+ * has the rows of the layer's gates. */
 static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_desc *desc,
                                        int gates, const char *what, int number, int back,
                                        tsh_shape shape) {
@@ -34661,7 +34973,7 @@ static void tshi_recurrent_layer_param(tsh_module *module, const tsh_recurrent_d
     (void)tsh_add_param(module, tshi_module_text(module->ctx, name, ""), shape, &param);
 }
 
-/* Adds the parameters of all layers and directions. */
+/* Adds the weights and biases of all layers and directions. */
 static void tshi_recurrent_layer_params(tsh_module *module, const tsh_recurrent_desc *desc,
                                         int gates) {
     const int directions = 1 + desc->bidirectional;
@@ -34679,10 +34991,10 @@ static void tshi_recurrent_layer_params(tsh_module *module, const tsh_recurrent_
     }
 }
 
-/* Does what tsh_add_lstm and, with lstm 0, tsh_add_gru do. */
+/* Implements tsh_add_lstm (lstm 1) and tsh_add_gru (lstm 0). */
 static tsh_module *tshi_recurrent_layer_add(tsh_module *parent, const char *name,
                                             const tsh_recurrent_desc *desc, int lstm) {
-    enum { MOST = 1 << 16 }; /* max number of layers, and of units in 2^16 */
+    enum { MOST = 1 << 16 }; /* max number of layers */
     tsh_module *module = tshi_nn_add(parent, name, &tshi_recurrent_layer_kinds[!lstm], desc);
     tshi_recurrent_layer *layer;
     tsh_ctx *ctx = module ? module->ctx : NULL;
@@ -34767,7 +35079,7 @@ TSH_API tsh_tensor *tsh_gru_forward(tsh_module *module, tsh_tensor *x, tsh_tenso
 /* Needs: >>nn.                                                               */
 /* ========================================================================== */
 
-/* A layer of convolution: what its module's `user` points to. */
+/* The struct of a convolution layer, to which module->user points. */
 typedef struct tshi_conv_layer {
     tsh_tensor *(*op)(tsh_tensor *x, tsh_tensor *weight, tsh_tensor *bias,
                       const tsh_conv_options *options);
@@ -34795,7 +35107,7 @@ static void tshi_conv_layer_layouts(const tsh_module *module, const tsh_plan_rul
     const tshi_conv_layer *layer = (const tshi_conv_layer *)module->user;
     const int64_t groups = layer->options.groups > 1 ? layer->options.groups : 1;
     const tsh_tensor *w = module->param[0];
-    tsh_plan_rule whole = *rule; /* with groups: cuts at whole groups */
+    tsh_plan_rule whole = *rule; /* the rule, with whole groups as units if there are groups */
     if (rule->style != TSH_COLWISE && (rule->style != TSH_ROWWISE || groups > 1)) return;
     if (groups > 1 && !rule->cut && rule->unit <= 1) whole.unit = w ? w->dim[0] / groups : 1;
     layouts[0] = tshi_nn_shard(&whole, 0);
@@ -34803,7 +35115,7 @@ static void tshi_conv_layer_layouts(const tsh_module *module, const tsh_plan_rul
         layouts[0].dim = layer->transposed ? 0 : 1;
         return; /* the bias is R: it is added after the output is reduced */
     }
-    if (groups > 1 && layer->transposed && w) /* out / groups channels of the bias per group */
+    if (groups > 1 && layer->transposed && w) /* the bias has out / groups channels per group */
         whole.unit = whole.unit / (w->dim[0] / groups) * w->dim[1];
     layouts[1] = tshi_nn_shard(&whole, 0);
     if (groups == 1 && layer->transposed) layouts[0].dim = 1;
@@ -34811,7 +35123,8 @@ static void tshi_conv_layer_layouts(const tsh_module *module, const tsh_plan_rul
 
 enum { TSHI_CONV_LAYER = 1 << TSH_PLAIN | 1 << TSH_COLWISE | 1 << TSH_ROWWISE };
 
-/* Returns the weight's shape: (out, in / groups, kernel), or (in, out / groups, kernel). */
+/* Returns the weight's shape: (out, in / groups, kernel) or, if transposed is 1, (in, out / groups,
+ * kernel). */
 static tsh_shape tshi_conv_layer_shape(const tsh_conv_desc *desc, int dims, int transposed,
                                        int64_t groups) {
     tsh_shape shape = tsh_shape2(transposed ? desc->in : desc->out,
@@ -34848,7 +35161,7 @@ static tsh_module *tshi_conv_layer_params(tsh_module *module, const tsh_conv_des
     const int64_t groups = desc->groups ? desc->groups : 1;
     const tsh_shape shape = tshi_conv_layer_shape(desc, dims, layer->transposed, groups);
     int64_t fan = shape.dim[1]; /* channels per group times elements of the kernel */
-    double bound;               /* limit of the default bias */
+    double bound;               /* the default bias is uniform in [-bound, bound) */
     tsh_plan_rule rule = tshi_parallel_rule(desc->style);
     for (int d = 2; d < shape.ndim; d++)
         fan = fan > INT64_MAX / shape.dim[d] ? INT64_MAX : fan * shape.dim[d];
@@ -34867,7 +35180,8 @@ static tsh_module *tshi_conv_layer_params(tsh_module *module, const tsh_conv_des
     return tshi_module_finish(module);
 }
 
-/* Adds a convolution of `dims` dimensions. */
+/* Adds a convolution layer with `dims` spatial dimensions. as: its op, and whether that is
+ * transposed. */
 static tsh_module *tshi_conv_layer_add(tsh_module *parent, const char *name, const tshi_kind *kind,
                                        const tsh_conv_desc *desc, int dims,
                                        const tshi_conv_layer *as) {
@@ -34947,7 +35261,9 @@ typedef struct tshi_attention_layer {
     /* the user's options; kv_heads and head_dim have their defaults if the user gave 0 */
     tsh_attention_layer_desc desc;
     tsh_rope_desc rope; /* copy of the options to which desc.rope points; unused if that is NULL */
-    tsh_module *qkv[3], *fused, *norm[2], *out; /* children; NULL: the layer has no such child */
+    /* children: the linear layers of q, k and v, or a fused one; the norms of q and k; the output
+     * layer. NULL: the layer has no such child */
+    tsh_module *qkv[3], *fused, *norm[2], *out;
     tsh_module *sinks;         /* child that holds the parameter "sinks"; NULL: none */
     tsh_cache *cache;          /* the cache attached to the layer; NULL: none */
     tsh_tensor *keys, *values; /* cached keys and values: (batch, kv_heads, length, head_dim) */
@@ -34982,8 +35298,9 @@ static const int64_t *tshi_layers_counted(const tsh_cache *cache) {
 static void tshi_layers_split(const tshi_attention_layer *a, tsh_tensor *y, tsh_tensor **qkv) {
     const tsh_attention_layer_desc *desc = &a->desc;
     const int64_t kv = desc->kv_heads, group = desc->heads / kv, d = desc->head_dim;
-    /* Size along dim 2 of y of one head from each group, where a group is the query heads that
-     * share a key head. With by_group, dim 2 will count heads; else it counts features. */
+    /* How much of dimension 2 of y belongs to one head of every group, where a group is the query
+     * heads that share a key head. With by_group, the reshape below makes dimension 2 count the
+     * heads of a group; else it counts features. */
     const int64_t unit = desc->by_group ? 1 : kv * d;
     const tsh_shape whole = tsh_shape_of(y);
     int64_t at = 0; /* how many heads of each group were split off so far */
@@ -35078,8 +35395,8 @@ static void tshi_layers_cached(const tshi_attention_layer *a, tsh_attention_desc
     desc->lengths = tshi_layers_counted(a->cache);
 }
 
-/* Called after a forward of n positions: adds n, or of each sequence the number of positions that
- * are not padding, to the number of positions that the cache holds of it. */
+/* Called after a forward of n positions: adds to the number of cached positions of each sequence
+ * those that the forward has appended, n or, with padding, the sequence's count. */
 static void tshi_layers_hold(const tshi_attention_layer *a, int64_t n) {
     const int64_t *counts = tshi_layers_counted(a->cache);
     for (int64_t b = 0; b < a->cache->batch; b++) {
@@ -35142,7 +35459,8 @@ static int tshi_layers_counts(const tsh_module *module, tsh_attention_layer_desc
                            (long long)desc->dim);
 }
 
-/* Adds the linear layers of an attention layer, and its sinks. */
+/* Adds the linear layers of an attention layer and, if desc->sinks is 1, the parameter "sinks": an
+ * attention score per head that belongs to no key. */
 static void tshi_layers_add_linears(tsh_module *module, tshi_attention_layer *a) {
     static const char *const usual[3] = {"q_proj", "k_proj", "v_proj"};
     const tsh_attention_layer_desc *desc = &a->desc;
@@ -35251,7 +35569,8 @@ TSH_API tsh_result tsh_set_segments(tsh_module *module, tsh_tensor *segments) {
         return tsh_fail(module->ctx, TSH_ERR_SHAPE,
                         "tsh_set_segments: segments %s %s; takes i32 of shape (B, T)",
                         tshi_dtype_name(segments->dtype), tshi_tensor_text(segments, text));
-    /* All modules get them, so that pipelines and checkpoints can ask any module. */
+    /* Sets the segments of all modules below, since pipelines and checkpoints may ask any of
+     * them. */
     for (tsh_module *m = module; m; m = tshi_module_next(module, m)) {
         tshi_tensor_ref(segments);
         tshi_tensor_unref(m->segments);
@@ -35335,8 +35654,8 @@ TSH_API TSHI_COLD tsh_module *tsh_add_mlp(tsh_module *parent, const char *name,
 
 /* -- caches of keys and values: tsh_cache_new ------------------------------- */
 
-/* Steps *m to the next attention layer of the tree of root, in pre-order, or from NULL to the
- * first, and returns the struct of that layer; NULL: there is no further one. */
+/* Steps *m to the next attention layer below root, in pre-order (from NULL: to the first), and
+ * returns that layer's struct; NULL: there are no more. */
 static tshi_attention_layer *tshi_layers_next(tsh_module *root, tsh_module **m) {
     do {
         *m = *m ? tshi_module_next(root, *m) : root;
@@ -35350,8 +35669,9 @@ static tsh_tensor *tshi_layers_weight(const tshi_attention_layer *a, int i) {
     return (a->fused ? a->fused : a->qkv[i])->param[0];
 }
 
-/* Flags the weights of keys and values of the layers that use a cache (TSHI_CACHED), so that their
- * layout, which the cache shares, cannot change. Does nothing if the cache has been freed. */
+/* Flags (TSHI_CACHED) the weights that compute keys and values in the layers that use a cache, so
+ * that their layout, which the cache shares, cannot change. Does nothing if the cache has been
+ * freed. */
 static void tshi_layers_mark(const tsh_cache *cache) {
     tsh_module *m = NULL;
     tshi_attention_layer *a;
@@ -35562,13 +35882,15 @@ TSH_API int64_t tsh_local_argument(const tsh_module *module, const char *name) {
 /* The lists .attn_qkv and .attn_out of a tsh_policy. Entries after the last layer are zeros, which
  * end a list. */
 typedef struct tshi_attention_lists {
-    tsh_policy_heads heads[2];       /* numbers of heads: [0] self-attention, [1] cross-attention */
-    /* column-parallel layers (q, k, v); row-parallel output layers */
+    /* names of the arguments with the numbers of heads: [0] of self-attention, [1] of
+     * cross-attention */
+    tsh_policy_heads heads[2];
+    /* qkv: column-parallel layers (queries, keys, values); out: row-parallel output layers */
     tsh_policy_layer qkv[7], out[3];
 } tshi_attention_lists;
 /* The lists .mlp_in and .mlp_out of a tsh_policy, which end with an entry of zeros. */
 typedef struct tshi_mlp_lists {
-    tsh_policy_layer in[4], out[2]; /* column-parallel layers; row-parallel layers */
+    tsh_policy_layer in[4], out[2]; /* in: column-parallel layers; out: row-parallel layers */
 } tshi_mlp_lists;
 
 /* Macros that write the tables. f: the name of the table. names: WB for a layer with weight and
@@ -35789,8 +36111,8 @@ typedef struct tshi_policy_counts {
     int whole;
 } tshi_policy_counts;
 
-/* Fills in c from the arguments that `at` names. Returns 0 and sets an error if one is missing or
- * they do not fit together. */
+/* Fills in *c, the numbers of heads, from the block's arguments that `at` names. Returns 0 and sets
+ * an error if one is missing or they do not fit together. */
 static int tshi_policy_read_counts(const tshi_policy_pass *pass, const tsh_policy_heads *at,
                                    tshi_policy_counts *c) {
     const tshi_argument *heads = at->heads ? tshi_policy_count(pass, at->heads) : NULL, *kv,
@@ -35906,7 +36228,8 @@ static int tshi_policy_rule(tshi_policy_pass *pass, const tsh_policy_layer *laye
                             tsh_style style) {
     tsh_plan_rule *rule = &pass->rules[pass->count]; /* the rule to write */
     const char *path = layer->weight ? layer->weight : layer->bias;
-    tsh_layout layouts[TSHI_MODULE_PARAMS];      /* say which dimension of the weight is sharded */
+    /* layouts[0].dim: the weight's sharded dimension */
+    tsh_layout layouts[TSHI_MODULE_PARAMS];
     int n = layer->n_fused ? layer->n_fused : 1; /* segments of the fused weight; 1: not fused */
     memset(layouts, 0, sizeof layouts);          /* remain zero if the style shards nothing */
     if (!m->reversed != !layer->reversed)        /* the policy would shard the wrong dimension */
@@ -35965,7 +36288,7 @@ static int tshi_policy_layers(tshi_policy_pass *pass, const tsh_policy_layer *la
 static int tshi_policy_arguments(const tshi_policy_pass *pass) {
     const tsh_ctx *ctx = pass->root->ctx;
     const char *const *path = pass->policy->arguments; /* paths of arguments, ended by NULL */
-    tsh_layout cut = tsh_sharded(0);                   /* divides as layers do */
+    tsh_layout cut = tsh_sharded(0);                   /* sharded like features */
     tshi_argument *argument;
     for (; path && *path; path++) {
         if (!(argument = tshi_policy_count(pass, *path))) return 0;
@@ -36076,7 +36399,7 @@ struct tsh_optim {
      * called; -1: never */
     int changes;
     tsh_optim *older;    /* the optimiser of the ctx created before this one; NULL: none */
-    tsh_outer *outer;    /* takes outer steps for it; NULL: none */
+    tsh_outer *outer;    /* the tsh_outer made for it; NULL: none */
 };
 
 /* -- the global norm of gradients, and clipping ----------------------------- */
@@ -36167,7 +36490,7 @@ static void tshi_optim_add_squares(tsh_tensor *param, int chunked, double *sums)
                        "before tsh_optim_step or tsh_clip_grad_norm",
                        param->path);
     if (!param->gr.live || (param->layout.kind != TSH_SHARDED && ctx->tp.rank != 0)) return;
-    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* added on another stage */
+    if (param->stage && param->stage - 1 != ctx->pp.rank) return; /* another stage adds it */
     for (int k = 0; k < ctx->dp.size; k++) {
         tshi_operand grad = tshi_tape_operand(param);
         if (chunked && k != ctx->dp.rank) continue;
@@ -36276,7 +36599,8 @@ static TSHI_COLD tsh_result tshi_schedule_check(tsh_ctx *ctx, const char *op,
                     lacks);
 }
 
-/* Returns the value between a and b at `done`, 0 to 1, of half a cosine; cosine 0: of a line. */
+/* Interpolates between a (done 0) and b (done 1): along half a cosine or, if cosine is 0,
+ * linearly. */
 static double tshi_schedule_between(double a, double b, double done, int cosine) {
     if (cosine) done = 0.5 - 0.5 * cos(3.14159265358979324 * done);
     return a + (b - a) * done;
@@ -36294,7 +36618,8 @@ static double tshi_schedule_one_cycle(const tsh_schedule *s, double step) {
     return tshi_schedule_between(s->lr, last, (step - peak) / (end - peak), 1);
 }
 
-/* TSH_WSD: lr until step total - decay, then down to lr_min. */
+/* TSH_WSD (warmup, stable, decay): the rate is lr until step total - decay, then falls to
+ * lr_min. */
 static double tshi_schedule_wsd(const tsh_schedule *s, double step) {
     const double span = s->decay > 0 ? (double)s->decay : (double)(s->total / 10);
     const double left = (double)s->total - step; /* steps until the end */
@@ -36305,7 +36630,8 @@ static double tshi_schedule_wsd(const tsh_schedule *s, double step) {
 
 TSH_API double tsh_schedule_lr(const tsh_schedule *schedule, int64_t step) {
     const tsh_schedule *s = schedule;
-    double after, span; /* steps since the end of the warm-up; from there to the end */
+    /* after: steps since the end of the warm-up; span: steps from there to .total */
+    double after, span;
     if (!s) return 0;
     if (tshi_schedule_lacks(s)) return (double)NAN;
     if (step < 0) step = 0;
@@ -36381,7 +36707,7 @@ typedef struct tshi_update {
     /* for tshi_optim_chunk alone: the function that updates elements, and its second argument */
     void (*update)(const tsh_update *update, void *user);
     void *user;
-    const tsh_update *given; /* what update is given besides the elements */
+    const tsh_update *given; /* what update gets besides the arrays */
 } tshi_update;
 
 /* Returns the TSHI_BLOCK elements of the parameter from element e on as tsh_real: exact float
@@ -36688,8 +37014,8 @@ typedef struct tshi_turn {
     double lr, decay;           /* learning rate and weight decay of this parameter */
     int64_t step;               /* number of this update of the parameter, from 1 on */
     /* The operands, TSHI_OPTIM_OPERANDS entries; data NULL: there is none. If the optimiser needs
-     * whole parameters, they are global tensors, row-major and of tsh_real, which the update may
-     * write to; it keeps what it writes to X and the moments. Otherwise they are what
+     * whole parameters, each operand is a whole row-major array of tsh_real, which the update may
+     * write to; what it writes to X and to the moments is kept. Otherwise they are what
      * tshi_optim_run reads and writes. */
     tshi_operand *x;
     /* options of the kernel: clip and the fields for random rounding are set already, the others
@@ -36732,14 +37058,15 @@ static void tshi_optim_update_adam(tshi_turn *turn) {
 }
 
 /* -- updates of runs of elements --------------------------------------------
- * All other optimisers of this room are functions as tsh_custom_optim.update is: plain loops over
- * arrays of tsh_real, which tshi_optim_chunk fills and stores. It is compiled once, not for each
+ * All other optimisers of this section are functions like tsh_custom_optim.update: plain loops over
+ * arrays of tsh_real, which tshi_optim_chunk loads and stores. They are compiled once, not for each
  * instruction set: such a loop mostly waits for memory. */
 
-enum { TSHI_OPTIM_CHUNK = 512 }; /* max elements of an array; a multiple of TSHI_BLOCK */
+enum { TSHI_OPTIM_CHUNK = 512 }; /* elements per call of an update; a multiple of TSHI_BLOCK */
 
 /* Returns elements [e, e + TSHI_OPTIM_CHUNK) of operand i, of n elements, as tsh_real: in place if
- * they can be written there, too, else converted in `pad`. */
+ * they are of that dtype and not the gradient, which must not change; else copied or converted to
+ * `pad`. */
 static tsh_real *tshi_optim_chunk_load(const tshi_operand *operand, int i, int64_t e, int64_t n,
                                        tsh_real *pad) {
     const tshi_operand *x = &operand[i];
@@ -36804,7 +37131,7 @@ static void tshi_optim_chunk(int64_t n, const tshi_operand *operand, const void 
     }
 }
 
-/* Returns what a custom optimiser's update is given besides its arrays. */
+/* Returns the tsh_update that a custom optimiser's function gets, without the arrays in it. */
 static tsh_update tshi_optim_given(const tshi_turn *turn) {
     tsh_update given;
     memset(&given, 0, sizeof given);
@@ -36816,16 +37143,17 @@ static tsh_update tshi_optim_given(const tshi_turn *turn) {
     return given;
 }
 
-/* What the update functions below are given as `user`; which fields a function uses, its caller
- * says. */
+/* Constants of an optimiser that are the same for all elements: the argument `user` of the update
+ * functions below, each of which uses some of the fields. */
 typedef struct tshi_rates {
-    double b1, b2, eps, momentum; /* decay rates of the moments; what is added to a root */
-    double a, b;                  /* factors that depend on the step */
+    /* b1, b2, momentum: decay rates of the moments; eps: added to a root */
+    double b1, b2, eps, momentum;
+    double a, b; /* factors that depend on the step */
     int flag;
 } tshi_rates;
 
-/* Updates all elements of this rank by `update`. decoupled 1: weight decay is that of AdamW; 0: it
- * is added to the gradient. */
+/* Runs `update`, the function of an optimiser, on all elements of the parameter that this rank
+ * updates. decoupled 1: weight decay is that of AdamW; 0: it is added to the gradient. */
 static void tshi_optim_run_chunks(tshi_turn *turn,
                                   void (*update)(const tsh_update *update, void *user),
                                   tshi_rates *rates, int decoupled) {
@@ -36927,8 +37255,8 @@ static void tshi_optim_update_adamax(tshi_turn *turn) {
     tshi_optim_run_chunks(turn, tshi_optim_adamax, &rates, 0);
 }
 
-/* NAdam and RAdam: m and v as Adam's; x -= (a g + b m) / (sqrt(v) root + eps), flag 1: without the
- * divisor. root is in .momentum. */
+/* NAdam and RAdam: m and v as Adam's; x -= (a g + b m) / (sqrt(v) root + eps) or, if flag is 1, x
+ * -= a g + b m. root is in rates.momentum. */
 static void tshi_optim_adams(const tsh_update *u, void *user) {
     const tshi_rates *r = (const tshi_rates *)user;
     const tsh_real c1 = TSHI_R(1 - r->b1), b2 = TSHI_R(r->b2), c2 = TSHI_R(1 - r->b2),
@@ -37020,18 +37348,21 @@ static void tshi_optim_update_custom(tshi_turn *turn) {
  * a mean of squares for each element, v(i, j) = r(i) c(j) / mean of r: r and c are moving averages
  * of the means of g^2 over each row and each column. */
 
-/* The update of `batch` matrices of shape (rows, columns); a vector is one row. */
+/* Adafactor's update of `batch` matrices of shape (rows, columns); a vector is one row. */
 typedef struct tshi_factored {
-    tsh_real *x, *g, *r, *c; /* x: parameter; g: gradient, then update; r, c: means of squares; of
-                              * a vector, r has those of its elements, and c is NULL */
+    /* x: parameter; g: gradient, then update; r, c: moving averages of the rows' and columns' means
+     * of g^2; of a vector, r has those of its elements, and c is NULL */
+    tsh_real *x, *g, *r, *c;
     int64_t batch, rows, columns;
-    double clip, weight, eps, keep, by; /* clip: factor of g; weight: of new squares; eps: least
-                                         * root of v; by: learning rate of the update */
-    double *mean;                       /* shape (batch): means of r */
+    /* clip: factor by which g is clipped; weight: that of the new means in r and c; eps: the update
+     * divides by sqrt(v), but at least by eps; in the end, x = keep x - by g */
+    double clip, weight, eps, keep, by;
+    double *mean; /* shape (batch): mean of r in each matrix */
     double *sums; /* shape (batch rows): sums of squares of the update's rows */
 } tshi_factored;
 
-/* Runs on one thread: for the rows [from, to), multiplies g by clip and updates r. */
+/* Runs on one thread: for the rows [from, to), multiplies the gradient g by clip and updates r, the
+ * moving average of the means of g^2. */
 static void tshi_optim_factor_rows(void *job, int thread, int64_t from, int64_t to) {
     const tshi_factored *f = (const tshi_factored *)job;
     (void)thread;
@@ -37050,7 +37381,8 @@ static void tshi_optim_factor_rows(void *job, int thread, int64_t from, int64_t 
     }
 }
 
-/* Runs on one thread: updates c of the columns [from, to), counted over all matrices. */
+/* Runs on one thread: for the columns [from, to), counted over all matrices, updates c, the moving
+ * average of the means of g^2. */
 static void tshi_optim_factor_columns(void *job, int thread, int64_t from, int64_t to) {
     const tshi_factored *f = (const tshi_factored *)job;
     double sum[TSHI_BLOCK];
@@ -37069,8 +37401,8 @@ static void tshi_optim_factor_columns(void *job, int thread, int64_t from, int64
     }
 }
 
-/* Runs on one thread: computes the update, g / max(sqrt(v), eps), of the rows [from, to), and the
- * sum of its squares. */
+/* Runs on one thread: for the rows [from, to), replaces g by the update g / max(sqrt(v), eps), and
+ * sets `sums` to the sums of its squares. */
 static void tshi_optim_factor_update(void *job, int thread, int64_t from, int64_t to) {
     const tshi_factored *f = (const tshi_factored *)job;
     const tsh_real least = TSHI_R(f->eps * f->eps);
@@ -37090,7 +37422,8 @@ static void tshi_optim_factor_update(void *job, int thread, int64_t from, int64_
     }
 }
 
-/* Runs on one thread: x = keep x - by update, for the rows [from, to). */
+/* Runs on one thread: applies the update g to the parameter, x = keep x - by g, in the rows [from,
+ * to). */
 static void tshi_optim_factor_apply(void *job, int thread, int64_t from, int64_t to) {
     const tshi_factored *f = (const tshi_factored *)job;
     const tsh_real keep = TSHI_R(f->keep), by = TSHI_R(f->by);
@@ -37099,7 +37432,7 @@ static void tshi_optim_factor_apply(void *job, int thread, int64_t from, int64_t
         f->x[i] = f->x[i] * keep - by * f->g[i];
 }
 
-/* Fills in the means of r, at least eps. */
+/* Sets mean[b] to the mean of r over the rows of matrix b, but at least to eps. */
 static void tshi_optim_factor_means(const tshi_factored *f) {
     for (int64_t b = 0; b < f->batch; b++) {
         double sum = 0;
@@ -37152,7 +37485,8 @@ static void tshi_optim_update_adafactor(tshi_turn *turn) {
 
 /* -- Muon (Jordan et al. 2024), as torch.optim.Muon -------------------------- */
 
-/* A pass over the elements of a matrix: x, g, m: parameter, gradient, momentum; u: the update. */
+/* The argument of the passes over the elements of a matrix that Muon updates. x, g, m: parameter,
+ * gradient, momentum; u: the update. */
 typedef struct tshi_muon {
     tsh_real *x, *g, *m, *u;
     tsh_real clip, momentum, keep, by;
@@ -37170,8 +37504,8 @@ TSHI_INLINE tsh_real tshi_optim_bf16(tsh_real x) {
     return tshi_dtype_from_bf16(tshi_dtype_to_bf16(TSHI_R((float)x)));
 }
 
-/* Runs on one thread: updates the momentum of the elements [from, to) and sets u, rounded to
- * bf16. */
+/* Runs on one thread: for the elements [from, to), updates the momentum m and sets the update u,
+ * rounded to bf16, to m or, with Nesterov momentum, to lerp(g, m, momentum). */
 static void tshi_optim_muon_begin(void *job, int thread, int64_t from, int64_t to) {
     const tshi_muon *p = (const tshi_muon *)job;
     (void)thread;
@@ -37198,22 +37532,22 @@ static void tshi_optim_muon_apply(void *job, int thread, int64_t from, int64_t t
 }
 
 /* Computes c = alpha a b + beta d, rounded to bf16; shapes: a (m, k), b (k, n), c and d (m, n). c
- * is dense, in either order. */
+ * has no gaps; it is row-major or column-major. */
 static void tshi_optim_muon_product(tsh_ctx *ctx, int64_t m, int64_t n, int64_t k, double alpha,
                                     tshi_matrix a, tshi_matrix b, double beta, tshi_matrix d,
                                     tshi_matrix c) {
     tshi_muon p;
     memset(&p, 0, sizeof p);
     p.u = (tsh_real *)c.data;
-    p.norm = 1; /* the pass only rounds */
+    p.norm = 1; /* u / 1: the pass only rounds u */
     tshi_matmul_run(ctx, m, n, k, TSHI_R(alpha), a, b, TSHI_R(beta), d, c);
     tshi_team_run(ctx, tshi_kernel_parts(ctx, m, n), m * n, TSHI_BLOCK, tshi_optim_muon_scale, &p);
 }
 
-/* Makes the singular values of u, of shape (rows, columns), about 1, by .ns_steps steps u = a u +
- * (b u u^T + c (u u^T)^2) u; each product is rounded to bf16, as torch computes it. Of a tall u,
- * the transpose is computed. u: (rows, columns); scratch: as u, then 2 squares of the shorter side.
- * Returns u or scratch, where the result is. */
+/* Makes the singular values of the matrix u (rows, columns) about 1, by .ns_steps Newton-Schulz
+ * steps u = a u + (b u u^T + c (u u^T)^2) u; each product is rounded to bf16, as torch computes it.
+ * If u has more rows than columns, its transpose is iterated. scratch: space for another u and for
+ * two square matrices of the shorter side. Returns u or scratch, where the result is. */
 static tsh_real *tshi_optim_muon_iterate(tsh_ctx *ctx, const tsh_optim_desc *d, int64_t rows,
                                          int64_t columns, tsh_real *u, tsh_real *scratch) {
     const double *const abc = d->ns_coefficients;
@@ -37286,8 +37620,8 @@ static void tshi_optim_update_muon(tshi_turn *turn) {
 typedef struct tshi_optim_row {
     const char *name; /* the optimiser's name in tsh_summary and in files */
     int moments;      /* number of moments; see tshi_optim_moments */
-    int whole;        /* 1: the update needs whole parameters */
-    /* what 0 means in tsh_optim_desc */
+    int whole;        /* 1: the update needs whole, unsharded parameters */
+    /* defaults: the values that 0 stands for in tsh_optim_desc */
     double lr, momentum, beta1, beta2, eps, weight_decay;
     void (*update)(tshi_turn *turn);
 } tshi_optim_row;
@@ -37314,7 +37648,7 @@ static const char *tshi_optim_name(const tsh_optim_desc *d) {
     return d->kind == TSH_CUSTOM && d->custom.name ? d->custom.name : tshi_optims[d->kind].name;
 }
 
-/* Returns 1 if an optimiser needs whole parameters. */
+/* Returns 1 if the update of an optimiser needs whole parameters, neither sharded nor chunked. */
 static int tshi_optim_is_whole(const tsh_optim_desc *d) {
     return tshi_optims[d->kind].whole || (d->kind == TSH_CUSTOM && d->custom.whole);
 }
@@ -37335,8 +37669,8 @@ static tsh_dtype tshi_optim_moments_dtype(const tsh_optim_desc *d) {
     return d->kind == TSH_ADAFACTOR ? TSH_REAL : d->moments_dtype;
 }
 
-/* Returns 1 if moment i of a parameter has not the parameter's shape: Adafactor's means of rows (0)
- * and of columns (1), which every rank holds. */
+/* Returns 1 if the moments of a parameter have not its shape but are Adafactor's means of squares:
+ * moment 0 of the rows, moment 1 of the columns. Every rank holds all of them. */
 static int tshi_optim_is_factored(const tsh_optim_desc *d, const tsh_tensor *param) {
     return d->kind == TSH_ADAFACTOR && param->ndim > 1;
 }
@@ -37369,14 +37703,15 @@ TSHI_INLINE void tshi_optim_assign_body(int64_t n, const tshi_operand *operand,
 }
 TSHI_KERNEL(tshi_optim_assign, tshi_update);
 
-/* Collective over dp and tp: gathers the values of operand i, such as a moment, in `whole`, a
- * global tensor. shard: scratch with space for this rank's shard. */
+/* Collective over dp and tp: gathers the values of operand i, such as a moment, in `whole`, an
+ * array of the parameter's global shape. shard: scratch with space for this rank's shard. */
 static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_operand *x, int i,
                                           tsh_real *shard, tsh_real *whole) {
     const tsh_layout replicated = tsh_replicated();
     const tsh_tensor *t = turn->t;
     const int64_t first = tshi_optim_first(t), count = tshi_optim_count(t);
-    tshi_operand part[TSHI_OPTIM_OPERANDS]; /* copy of x with operand i as the parameter */
+    /* copy of x in which operand i takes the parameter's place */
+    tshi_operand part[TSHI_OPTIM_OPERANDS];
     tsh_real pad[TSHI_BLOCK];
     memcpy(part, x, sizeof part);
     part[TSHI_OPTIM_X] = x[i];
@@ -37391,8 +37726,8 @@ static tsh_result tshi_optim_gather_whole(const tshi_turn *turn, const tshi_oper
                                   whole);
 }
 
-/* Stores this rank's elements of `whole`, a global tensor, in operand i, which may be rounded at
- * random. shard: scratch with space for this rank's shard. */
+/* Stores this rank's elements of `whole`, an array of the parameter's global shape, in operand i,
+ * which may be rounded at random. shard: scratch with space for this rank's shard. */
 static void tshi_optim_keep_whole(const tshi_turn *turn, const tshi_operand *x, int i,
                                   tsh_real *whole, tsh_real *shard) {
     const tsh_layout replicated = tsh_replicated();
@@ -37419,10 +37754,10 @@ static void tshi_optim_whole(tshi_turn *turn, const tshi_optim_row *row) {
     tsh_ctx *ctx = turn->t->ctx;
     const int64_t n = tsh_numel(turn->t);
     tshi_operand *const own = turn->x, whole[TSHI_OPTIM_OPERANDS];
-    /* at[i]: operand i, a global tensor; NULL: the optimiser does not have it, or every rank holds
-     * all of it */
+    /* at[i]: operand i as an array of the global shape; NULL: the optimiser does not have it, or
+     * every rank holds all of it */
     tsh_real *at[TSHI_OPTIM_LOW], *shard;
-    int arrays = 0; /* number of global operands */
+    int arrays = 0; /* number of operands to be gathered */
     tshi_block *block;
     for (int i = 0; i < TSHI_OPTIM_LOW; i++)
         arrays += own[i].data &&
@@ -37589,7 +37924,7 @@ static const char *tshi_optim_kind(const tsh_optim *optim, char text[TSHI_TEXT_S
 
 /* Returns 1 if a dtype has the range of a float, as training needs it; f16 has not. */
 static int tshi_optim_trains(tsh_dtype dtype) {
-    int64_t widest; /* memory for one element of any dtype that has no blocks */
+    int64_t widest; /* memory for one element of any dtype that is not quantised */
     tshi_dtype_put(dtype, &widest, 0, 1e30);
     return tshi_dtype_get(dtype, &widest, 0) <= DBL_MAX;
 }
@@ -37637,7 +37972,8 @@ static TSHI_COLD void tshi_optim_warn_blocks(tsh_module *module, int trained) {
     tshi_walk at = {NULL, NULL, 0};
     const tsh_tensor *first = NULL;
     char text[TSH_MESSAGE_SIZE];
-    int count = 0, frozen = 0; /* count: number of quantised weights; frozen: of parameters */
+    /* count: number of quantised weights; frozen: number of frozen parameters */
+    int count = 0, frozen = 0;
     while (tshi_module_step_once(module, &at)) {
         frozen += !at.param->requires_grad && !(at.param->flags & TSHI_BUFFER);
         if (!tshi_dtype_in_blocks(at.param->dtype)) continue;
@@ -37707,7 +38043,7 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
         param->grad_dtype = TSH_DTYPE_DEFAULT;
         param->updates = NULL;
     }
-    /* Parameters that other optimisers have, too, get the fields that these want. */
+    /* Sets the fields of parameters that other optimisers update, too, as these want them. */
     tshi_optim_claim_all(optim->module->ctx->optims);
     for (int i = 0; i < optim->count; i++) {
         tsh_tensor *param = optim->each[i].param;
@@ -37721,8 +38057,8 @@ TSH_API TSHI_COLD void tsh_optim_free(tsh_optim *optim) {
     }
 }
 
-/* Gives parameters that match the pattern this weight decay and lr_scale, and an optimiser, desc,
- * unless that is NULL. op: the public function, for errors. */
+/* Sets the weight decay and lr_scale of the parameters that match the pattern and, unless desc is
+ * NULL, makes desc the optimiser that updates them. op: the public function, for errors. */
 static TSHI_COLD tsh_result tshi_optim_set_group(tsh_optim *optim, const char *op,
                                                  const char *pattern, double lr_scale,
                                                  double weight_decay, const tsh_optim_desc *desc) {
@@ -37833,7 +38169,7 @@ static void tshi_optim_step(tsh_ctx *ctx, tsh_optim *optim) {
     if (optim->desc.schedule)
         tsh_optim_set_lr(optim, tsh_schedule_lr(&optim->schedule,
                                                 optim->info.steps + optim->info.skipped));
-    if (ctx->error.code != TSH_OK) return; /* a .factor that is not finite */
+    if (ctx->error.code != TSH_OK) return; /* the schedule gave no valid rate */
     if (norm <= DBL_MAX) {   /* false for NaN and infinity */
         tshi_optim_update_all(ctx, optim, max > 0 ? tshi_optim_clip_factor(norm, max) : 1);
         optim->info.steps++;
@@ -37982,7 +38318,8 @@ static TSHI_COLD tsh_result tshi_freeze_all(const char *op, tsh_module *module, 
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
     if (!pattern)
         return tsh_fail(ctx, TSH_ERR_ARGUMENT, "%s: the pattern is NULL; all is \"**\"", op);
-    for (apply = 0; apply < 2 && ctx->error.code == TSH_OK; apply++) /* checks all, then applies */
+    /* pass 0 checks all parameters, pass 1 freezes them or undoes that */
+    for (apply = 0; apply < 2 && ctx->error.code == TSH_OK; apply++)
         while (tshi_module_step_once(module, &at)) {
             if (at.param->flags & TSHI_BUFFER) continue;
             if (!count++) first = at.param;
@@ -37999,7 +38336,7 @@ static TSHI_COLD tsh_result tshi_freeze_all(const char *op, tsh_module *module, 
             "%s: \"%.96s\" matches no parameter, the first of which is \"%.96s\"; * stays "
             "within a name, ** is any number of names, as in \"**.bias\"",
             op, pattern, first ? tshi_module_below(module, first->path) : "");
-    tshi_module_changed(ctx); /* ranks compare what is frozen */
+    tshi_module_changed(ctx); /* ranks compare their models anew, with what is frozen */
     return ctx->error.code;
 }
 
@@ -38079,8 +38416,8 @@ static tshi_adapter *tshi_lora_find(const tsh_module *m, const char *name) {
     return adapter;
 }
 
-/* Checks that the parts of an adapter have names that are free below the layer m, and as many
- * output features as m, and that no path is too long. Returns 0 and an error if not. */
+/* Checks that the parts of an adapter have names that are free below the layer m, and together as
+ * many output features as m, and that no path is too long. Returns 0 and an error if not. */
 static TSHI_COLD int tshi_lora_check_parts(const tsh_module *m, const tsh_lora_desc *desc) {
     const int64_t outs = m->param[0]->dim[m->reversed];
     int64_t sum = 0; /* output features of the parts so far */
@@ -38142,8 +38479,8 @@ static TSHI_COLD void tshi_lora_refuse(tsh_module *root, const char *pattern) {
                    pattern ? pattern : "**", *similar ? "; " : "", similar);
 }
 
-/* Freezes the parameters below root, or only checks whether that is possible (apply 0): all but
- * those of adapters. Returns 0 after an error. */
+/* Freezes all parameters below root but those of adapters; apply 0: only checks whether that is
+ * possible. Returns 0 after an error. */
 static int tshi_lora_freeze(tsh_module *root, int apply) {
     tshi_walk at = {NULL, NULL, 0};
     while (tshi_module_step_once(root, &at)) {
@@ -38158,8 +38495,7 @@ static int tshi_lora_freeze(tsh_module *root, int apply) {
 
 /* -- tsh_lora: making an adapter ---------------------------------------------- */
 
-/* Returns the child of m with this name, a container, which is made if there is none. NULL: an
- * error. */
+/* Returns m's child with this name; if there is none, adds a container. NULL: an error. */
 static tsh_module *tshi_lora_child(tsh_module *m, const char *name) {
     tsh_module *child = tshi_module_at(m, name, strlen(name));
     return child ? child : tsh_add_module(m, name, NULL);
@@ -38248,17 +38584,17 @@ TSH_API TSHI_COLD tsh_result tsh_lora_use(tsh_module *module, const char *name) 
                         module->path, name);
     for (tsh_module *m = module; m; m = tshi_module_next(module, m))
         m->adapter = name ? tshi_lora_find(m, name) : NULL;
-    tshi_module_changed(ctx); /* ranks compare which adapters are active */
+    tshi_module_changed(ctx); /* ranks compare their models anew, with the active adapters */
     return TSH_OK;
 }
 
 /* -- merging ---------------------------------------------------------------- */
 
-/* Checks that the active adapter of m can be merged into its weight, or taken out of it again.
- * Returns 0 and an error if not. */
+/* Checks that the active adapter of m can be merged into m's weight, or unmerged. Returns 0 and an
+ * error if not. */
 static TSHI_COLD int tshi_lora_check_merge(const char *op, const tsh_module *m) {
     const tsh_tensor *w = m->param[0];
-    const char *why = NULL; /* the end of the sentence; NULL: it can */
+    const char *why = NULL; /* why not, as the end of the error; NULL: it can */
     if (tshi_dtype_in_blocks(w->dtype))
         return tshi_error_zero(
             m->ctx, TSH_ERR_DTYPE,
@@ -38278,10 +38614,10 @@ static void tshi_lora_merge_layer(tsh_module *m) {
     tsh_tensor *w = m->param[0];
     tsh_ctx *ctx = m->ctx;
     const int64_t n = tsh_local_numel(w), ins = w->local[!m->reversed];
-    int64_t first = 0; /* the first output feature of a part */
-    tsh_tensor *kept; /* gets W's values */
+    int64_t first = 0; /* the first of this rank's output features that belongs to part i */
+    tsh_tensor *kept; /* keeps W's old values, for tsh_lora_unmerge */
     tshi_block *sum, *block;
-    tshi_matrix c; /* W as (out, in) */
+    tshi_matrix c; /* `sum` as a matrix (out, in): first W, then W + s B A */
     if (w->absent || !tshi_adapter_place(m, adapter) || tshi_init_materialize(w) != TSH_OK) return;
     kept = tshi_tensor_handle(ctx, TSHI_OWNED);
     if (!kept) return;
@@ -38339,7 +38675,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_merge(tsh_module *module) {
     tsh_ctx *ctx = module ? module->ctx : NULL;
     int apply, count = 0;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    for (apply = 0; apply < 2; apply++) /* checks all, then merges */
+    for (apply = 0; apply < 2; apply++) /* pass 0 checks all layers, pass 1 merges */
         for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
              m = tshi_module_next(module, m)) {
             if (!m->adapter) continue;
@@ -38378,7 +38714,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_unmerge(tsh_module *module) {
 /* Checks that nothing but its layer uses the parameter t of an adapter. Returns 0 and an error if
  * something does. */
 static TSHI_COLD int tshi_lora_check_free(const tsh_tensor *t) {
-    const char *why = NULL; /* the end of the sentence */
+    const char *why = NULL; /* why not, as the end of the error; NULL: nothing uses t */
     if (t->flags & TSHI_OPTIMISED) why = "is updated by an optimiser; tsh_optim_free it first";
     if (t->flags & TSHI_EMA) why = "has an average; call tsh_ema_free first";
     if (t->ctx->pipeline) why = "belongs to a stage of a pipeline";
@@ -38386,8 +38722,8 @@ static TSHI_COLD int tshi_lora_check_free(const tsh_tensor *t) {
     return !why || tshi_error_zero(t->ctx, TSH_ERR_STATE, "tsh_lora_free: \"%s\" %s", t->path, why);
 }
 
-/* Takes a module without children out of the tree, and those above it, up to the layer, that are
- * empty then. */
+/* Unlinks m, a module without children, from the tree; then each module above it, up to the layer,
+ * that has no children left. */
 static void tshi_lora_unlink(const tsh_module *layer, const tsh_module *m) {
     while (m != layer && !m->first) {
         tsh_module *parent = m->parent, **link = &parent->first;
@@ -38419,7 +38755,7 @@ TSH_API TSHI_COLD tsh_result tsh_lora_free(tsh_module *module, const char *name)
     tsh_ctx *ctx = module ? module->ctx : NULL;
     int count = 0;
     if (!ctx || ctx->error.code != TSH_OK) return ctx ? ctx->error.code : TSH_ERR_ARGUMENT;
-    for (int apply = 0; apply < 2; apply++) /* checks all, then removes */
+    for (int apply = 0; apply < 2; apply++) /* pass 0 checks all adapters, pass 1 removes them */
         for (tsh_module *m = module; m && ctx->error.code == TSH_OK;
              m = tshi_module_next(module, m))
             for (tshi_adapter *adapter = m->adapters, *next; adapter; adapter = next) {
@@ -38448,7 +38784,8 @@ TSH_API TSHI_COLD tsh_result tsh_lora_free(tsh_module *module, const char *name)
 /* The average of one parameter. */
 typedef struct tshi_average {
     tsh_tensor *param;
-    /* the average, of TSH_REAL; while swapped in, the parameter has it, too; NULL: no update yet */
+    /* the average, of dtype TSH_REAL; NULL: no update yet. While it is swapped in, the parameter
+     * has the same values */
     tsh_tensor *average;
     /* while the average is swapped in: the parameter's own values, shape (local elements), with
      * the lower halves of its exact weights in `low`; else NULL */
@@ -38460,9 +38797,9 @@ struct tsh_ema {
     double decay;
     int64_t updates;
     int swapped;        /* 1: parameters have the values of their averages */
-    tshi_average *each; /* shape (count) */
+    tshi_average *each; /* `count` entries, one per parameter */
     int count;          /* number of parameters; a tied one counts once */
-    tsh_ema *older;     /* the one of the ctx made before; NULL: none */
+    tsh_ema *older;     /* the tsh_ema of the ctx made before this one; NULL: none */
 };
 
 TSH_API TSHI_COLD tsh_ema *tsh_ema_new(tsh_module *module, double decay) {
@@ -38494,7 +38831,7 @@ TSH_API TSHI_COLD tsh_ema *tsh_ema_new(tsh_module *module, double decay) {
     return ema;
 }
 
-/* Elements of a parameter and its average: the argument of tshi_ema_part. */
+/* The argument of tshi_ema_part, which threads run on parts of a parameter and its average. */
 typedef struct tshi_ema_work {
     const tsh_tensor *param;
     tsh_real *average;
@@ -38622,7 +38959,8 @@ TSH_API tsh_result tsh_ema_swap(tsh_ema *ema) {
                             "tsh_step_end",
                             ema->each[i].param->path);
     if (!ema->swapped && tshi_ema_prepare(ema) != TSH_OK) {
-        for (int i = 0; i < ema->count; i++) tshi_ema_drop(&ema->each[i]); /* nothing was changed */
+        /* no parameter was changed yet: drops the copies */
+        for (int i = 0; i < ema->count; i++) tshi_ema_drop(&ema->each[i]);
         return ctx->error.code;
     }
     ema->swapped = !ema->swapped;
@@ -38652,7 +38990,8 @@ TSH_API TSHI_COLD void tsh_ema_free(tsh_ema *ema) {
         ema->each[i].param->flags &= ~(unsigned)TSHI_EMA;
     }
     ema->swapped = 0;
-    for (ema = ema->module->ctx->emas; ema; ema = ema->older) /* others may have the parameters */
+    /* other tsh_emas may average the same parameters: sets their flag again */
+    for (ema = ema->module->ctx->emas; ema; ema = ema->older)
         for (int i = 0; i < ema->count; i++) ema->each[i].param->flags |= TSHI_EMA;
 }
 
@@ -38667,14 +39006,15 @@ TSH_API int64_t tsh_ema_updates(const tsh_ema *ema) {
 /* Needs: >>optim >>ema.                                                      */
 /* ========================================================================== */
 
-/* The replicas' changes of a fragment are averaged by two collectives over dp. Its message is a
- * matrix of shape (ranks of dp, width). Row k has chunk k of every parameter: the local elements
- * are cut into blocks of TSHI_DTYPE_BLOCK, and the blocks into chunks by torch.chunk's rule; a
- * chunk is padded with zeros to the length of the parameter's chunk 0. So what an element becomes
- * does not depend on the fragments.
- *   1. An all-to-all sends row k of each rank to rank k, in the dtype of the wire.
+/* A fragment is a set of parameters that are exchanged together. The replicas' changes of its
+ * parameters are averaged by two collectives over dp. The message is a matrix of shape (ranks of
+ * dp, width). Row k has chunk k of every parameter: the local elements are cut into blocks of
+ * TSHI_DTYPE_BLOCK, and the blocks into chunks by torch.chunk's rule; a chunk is padded with zeros
+ * to the length of the parameter's chunk 0. So what an element becomes does not depend on how many
+ * fragments there are.
+ *   1. An all-to-all sends row k of each rank to rank k, in the dtype desc.wire.
  *   2. Rank k adds up the rows that it has received, in the order of rule 5 of >>comm-api, divides
- *      the sum by the number of ranks, and converts it to the wire's dtype, once.
+ *      the sum by the number of ranks, and converts it to desc.wire, once.
  *   3. An all-gather sends row k of rank k to all ranks. Each decodes the same bytes, rank k those
  *      of row k too, so that all ranks have the same means. */
 
@@ -38685,23 +39025,23 @@ enum {
     TSHI_OUTER_SCALE = 4096
 };
 
-/* Where the exchange of a fragment is. */
+/* How far the exchange of a fragment has got. */
 typedef enum tshi_outer_stage {
     TSHI_OUTER_IDLE,
     TSHI_OUTER_SCATTERS, /* the all-to-all runs */
     TSHI_OUTER_GATHERS,  /* the all-gather runs */
-    TSHI_OUTER_ARRIVED   /* the parameters' .change has the means */
+    TSHI_OUTER_ARRIVED   /* its parameters' .change has the means */
 } tshi_outer_stage;
 
 /* What a tsh_outer keeps of a parameter. Its tensors are of TSH_REAL and in the parameter's layout;
  * all are NULL while the parameter is frozen. */
 typedef struct tshi_outer_param {
     tsh_tensor *param;
-    tsh_tensor *weight; /* its value after the last outer step, the same on all replicas */
+    tsh_tensor *weight; /* the parameter after the last outer step, the same on all replicas */
     tsh_tensor *moment; /* the momentum of the outer step */
     tsh_tensor *change; /* the mean change of the replicas that has arrived; NULL: none */
-    int fragment;       /* the fragment it belongs to */
-    int sent;           /* 1: it is in the message that is on its way */
+    int fragment;       /* index of its fragment */
+    int sent;           /* 1: its change is in a message under way */
     int64_t row;        /* index of its first element in a row of the message */
     tsh_layout layout;  /* the parameter's layout when the message was made */
 } tshi_outer_param;
@@ -38712,8 +39052,9 @@ typedef struct tshi_outer_fragment {
     tshi_outer_stage stage;
     int64_t sent;    /* step at which it was sent last; 0: never */
     int64_t width;   /* elements of a row of the message */
-    int64_t *counts; /* shape (dp.size): numbers that a row has in the message's dtype */
-    /* the message: the rows to send, then the means; the rows received. NULL: none */
+    int64_t *counts; /* shape (dp.size): elements of a row, in the dtype that is sent */
+    /* out: the message: the rows to send, later the means; in: the rows received. NULL: no
+     * message */
     tsh_tensor *out, *in;
 } tshi_outer_fragment;
 
@@ -38726,8 +39067,8 @@ struct tsh_outer {
     int64_t saved[4];
     tshi_outer_param *each; /* shape (count): one for each parameter of the optimiser */
     int count;
-    tshi_outer_fragment *fragment; /* shape (desc.fragments) */
-    tsh_outer *older;              /* the one of the ctx made before; NULL: none */
+    tshi_outer_fragment *fragment; /* desc.fragments entries */
+    tsh_outer *older;              /* the tsh_outer made before this one; NULL: none */
 };
 
 /* Returns an error if an option is out of range. */
@@ -38776,7 +39117,7 @@ static TSHI_COLD tsh_result tshi_outer_check_optim(const tsh_module *module,
 
 /* Deals the parameters to the fragments: each to the one with the fewest elements so far. */
 static TSHI_COLD void tshi_outer_deal(tsh_outer *outer) {
-    int64_t load[TSHI_OUTER_FRAGMENTS] = {0}; /* number of elements of a fragment */
+    int64_t load[TSHI_OUTER_FRAGMENTS] = {0}; /* load[f]: number of elements of fragment f */
     for (int i = 0; i < outer->count; i++) {
         int least = 0;
         for (int f = 1; f < outer->desc.fragments; f++)
@@ -38787,7 +39128,7 @@ static TSHI_COLD void tshi_outer_deal(tsh_outer *outer) {
     }
 }
 
-/* Sets what a file has of the settings. */
+/* Sets outer->saved, the settings that a file stores. */
 static void tshi_outer_describe(tsh_outer *outer) {
     outer->saved[0] = outer->desc.every;
     outer->saved[1] = outer->desc.fragments;
@@ -38837,17 +39178,17 @@ TSH_API TSHI_COLD tsh_outer *tsh_outer_new(tsh_module *module, tsh_optim *optim,
 
 /* -- the state of parameters -------------------------------------------------- */
 
-/* Elements of a parameter, or of a row of a message: the argument of the functions that threads
- * run. */
+/* The argument of the functions that threads run on the blocks of a parameter, or of a row of a
+ * message. */
 typedef struct tshi_outer_work {
     const tsh_outer *outer;
     const tshi_outer_param *each;
     const tshi_outer_fragment *fragment;
     int64_t n;      /* number of local elements of the parameter */
-    int64_t blocks; /* number of blocks of its chunk 0 */
+    int64_t blocks; /* number of blocks of the parameter's chunk 0 */
 } tshi_outer_work;
 
-/* Returns the number of blocks that n elements take. */
+/* Returns how many blocks of TSHI_DTYPE_BLOCK elements n elements take. */
 static int64_t tshi_outer_blocks(int64_t n) {
     return tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
 }
@@ -38877,7 +39218,7 @@ static void tshi_outer_take_part(void *job, int thread, int64_t from, int64_t to
                       (tsh_real *)tshi_tensor_at(work->each->weight) + first);
 }
 
-/* Releases what is kept of a parameter. */
+/* Releases the outer weight, momentum and mean change of a parameter. */
 static void tshi_outer_drop(tshi_outer_param *each) {
     tsh_tensor_free(each->weight);
     tsh_tensor_free(each->moment);
@@ -38885,7 +39226,7 @@ static void tshi_outer_drop(tshi_outer_param *each) {
     each->weight = each->moment = each->change = NULL;
 }
 
-/* Sets a parameter to its outer weight. */
+/* Sets a parameter to its outer weight, its value after the last outer step, if it has one. */
 static void tshi_outer_restore(const tshi_outer_param *each) {
     if (each->weight && tshi_layout_equal(&each->weight->layout, &each->param->layout,
                                           each->param->dim, &each->param->ctx->deal))
@@ -38894,8 +39235,8 @@ static void tshi_outer_restore(const tshi_outer_param *each) {
 }
 
 /* Before a step: gives each parameter that is trained an outer weight and its momentum, in the
- * layout that the parameter has now. One that has been frozen since goes back to its outer weight,
- * so that it is the same on all replicas. */
+ * layout that the parameter has now. A parameter that was frozen meanwhile gets its outer weight
+ * back, so that it is the same on all replicas. */
 static tsh_result tshi_outer_begin(tsh_outer *outer) {
     tsh_ctx *ctx = outer->module->ctx;
     if (tsh_materialize(outer->module) != TSH_OK) return ctx->error.code;
@@ -38919,22 +39260,22 @@ static tsh_result tshi_outer_begin(tsh_outer *outer) {
 
 /* -- the exchange --------------------------------------------------------------- */
 
-/* Returns the address of an element of a message, the first one of a block. */
+/* Returns the address of an element of a message; it must be the first element of a block. */
 static void *tshi_outer_at(const tsh_outer *outer, const tsh_tensor *message, int64_t element) {
     return (char *)tshi_tensor_at(message) + tshi_dtype_bytes(outer->desc.wire, element);
 }
 
 /* Returns where block b of the parameter is in the fragment's message. */
 static void *tshi_outer_place(const tshi_outer_work *work, int64_t b) {
-    const int64_t k = b / work->blocks; /* the row */
+    const int64_t k = b / work->blocks; /* the row of the message that has block b */
     return tshi_outer_at(work->outer, work->fragment->out,
                          k * work->fragment->width + work->each->row +
                              (b - k * work->blocks) * TSHI_DTYPE_BLOCK);
 }
 
 /* Runs on one thread: writes to the message by how much this replica's steps have changed the
- * parameter: old - new, for the blocks [from, to). The old value is what the parameter had of the
- * outer weight: rounded to its dtype if it keeps no exact floats. */
+ * parameter: old - new, for the blocks [from, to). old is the outer weight as the parameter got it:
+ * rounded to the parameter's dtype if that keeps no exact floats. */
 static void tshi_outer_encode_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_outer_work *work = (const tshi_outer_work *)job;
     const tsh_tensor *t = work->each->param;
@@ -38955,8 +39296,8 @@ static void tshi_outer_encode_part(void *job, int thread, int64_t from, int64_t 
     }
 }
 
-/* Runs on one thread, on the rank's own row: replaces the blocks [from, to) of what is to be sent
- * by the mean of all ranks' rows. */
+/* Runs on one thread: replaces the blocks [from, to) of this rank's own row, in the message to
+ * send, by the mean of all ranks' rows. */
 static void tshi_outer_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_outer_work *work = (const tshi_outer_work *)job;
     const tshi_outer_fragment *fragment = work->fragment;
@@ -38966,7 +39307,7 @@ static void tshi_outer_sum_part(void *job, int thread, int64_t from, int64_t to)
     (void)thread;
     for (int64_t b = from; b < to; b++) {
         const int64_t e = b * TSHI_DTYPE_BLOCK;
-        for (int i = 1; i <= dp->size; i++) { /* rank 1 + rank first, this rank last */
+        for (int i = 1; i <= dp->size; i++) { /* begins with the next rank, ends with this one */
             const int64_t row = (dp->rank + i) % dp->size * fragment->width;
             wire->load(tshi_outer_at(work->outer, fragment->in, row + e), 1, TSHI_DTYPE_BLOCK, x);
             for (int k = 0; k < TSHI_DTYPE_BLOCK; k++) sum[k] = i > 1 ? sum[k] + x[k] : x[k];
@@ -39085,7 +39426,7 @@ static int tshi_outer_same_layout(const tshi_outer_param *each) {
                            t->path);
 }
 
-/* Waits for the means of fragment f and keeps them beside its parameters. */
+/* Waits for the mean changes of fragment f and stores them in its parameters' .change. */
 static void tshi_outer_collect(tsh_outer *outer, int f) {
     tsh_ctx *ctx = outer->module->ctx;
     tshi_outer_fragment *fragment = &outer->fragment[f];
@@ -39144,8 +39485,8 @@ static void tshi_outer_apply(tsh_outer *outer, int f) {
     outer->info.exchanges++;
 }
 
-/* Returns the number of fragments that have been sent after `steps` steps: a fragment each
- * every / fragments steps, rounded down. */
+/* Returns how many times a fragment has been sent after `steps` steps: once every every / fragments
+ * steps, rounded down. */
 static int64_t tshi_outer_sent(const tsh_outer *outer, int64_t steps) {
     const int64_t rounds = steps / outer->desc.every, rest = steps % outer->desc.every;
     return rounds * outer->desc.fragments + rest * outer->desc.fragments / outer->desc.every;
@@ -39157,9 +39498,9 @@ static int tshi_outer_due(const tsh_outer *outer, int64_t step) {
     return sent > tshi_outer_sent(outer, step - 1) ? (int)((sent - 1) % outer->desc.fragments) : -1;
 }
 
-/* Does what is due of fragment f after this step. All ranks start the collectives of all fragments
- * in the same order: the all-gather half of .delay after the all-to-all, in whatever state this
- * rank's requests are. */
+/* Takes the steps of fragment f's exchange that are due now. When they are depends on step numbers
+ * alone (the all-gather: half of .delay after the all-to-all), not on whether this rank's requests
+ * are complete, so all ranks start the collectives of all fragments in the same order. */
 static void tshi_outer_advance(tsh_outer *outer, int f) {
     tshi_outer_fragment *fragment = &outer->fragment[f];
     const int64_t age = outer->info.steps - fragment->sent, delay = outer->desc.delay;
@@ -39172,7 +39513,7 @@ static void tshi_outer_advance(tsh_outer *outer, int f) {
         tshi_outer_apply(outer, f);
 }
 
-/* Returns 0 if the optimiser was freed. */
+/* Returns 1 if outer's optimiser still exists, 0 if it was freed. */
 static int tshi_outer_has_optim(const tsh_outer *outer) {
     const tsh_optim *optim = outer->module->ctx->optims;
     while (optim && optim != outer->optim) optim = optim->older;
@@ -39205,7 +39546,7 @@ TSH_API tsh_outer_info tsh_outer_state(const tsh_outer *outer) {
 
 /* -- files; the end --------------------------------------------------------------- */
 
-/* Collective over dp, before a save: waits for all that is on its way, and gives every trained
+/* Collective over dp, before a save: waits for all exchanges under way, and gives every trained
  * parameter the moments of its optimiser, which a replica that has skipped its steps may lack. */
 static tsh_result tshi_outer_settle(tsh_outer *outer) {
     tsh_ctx *ctx = outer->module->ctx;
@@ -39228,7 +39569,8 @@ static tsh_result tshi_outer_settle(tsh_outer *outer) {
     return ctx->error.code;
 }
 
-/* Forgets all that tsh_outer_new has not set, without the requests' results. */
+/* Resets outer to its state after tsh_outer_new: waits for the collectives under way, ignores their
+ * results, and releases messages, outer weights and momenta. */
 static void tshi_outer_reset(tsh_outer *outer) {
     tsh_ctx *ctx = outer->module->ctx;
     for (int f = 0; f < outer->desc.fragments; f++) {
@@ -39245,7 +39587,7 @@ static void tshi_outer_reset(tsh_outer *outer) {
     outer->info.steps = outer->info.exchanges = 0;
 }
 
-/* After a load: finds out which fragments were on their way when the file was saved. */
+/* After a load: finds out the changes of which fragments were under way when the file was saved. */
 static void tshi_outer_resume(tsh_outer *outer) {
     tshi_outer_describe(outer);
     for (int64_t step = outer->info.steps; step > 0; step--) {
@@ -39408,9 +39750,9 @@ TSH_API TSHI_COLD tsh_result tsh_quantize(tsh_module *module, const char *patter
 }
 
 /* ========================================================================== */
-/* >>pipeline                                      MARK: - pipeline (private) */
-/* Pipeline parallelism: layers are assigned to stages, one per rank of pp.   */
-/* Micro-batches are sent from stage to stage.                                */
+/* >>pipeline-send                            MARK: - pipeline-send (private) */
+/* Pipeline parallelism: what a stage has, and the tensors and gradients that */
+/* it sends to other stages and receives from them.                           */
 /* Needs: >>layers.                                                           */
 /* ========================================================================== */
 
@@ -39651,11 +39993,18 @@ static void tshi_pipeline_send_output(tsh_pipeline *p, tsh_tensor *y) {
     if (segments) tshi_pipeline_send_tensor(p, segments, 0);
 }
 
+/* ========================================================================== */
+/* >>pipeline                                      MARK: - pipeline (private) */
+/* Pipeline parallelism: layers are assigned to stages, one per rank of pp.   */
+/* Micro-batches go through the stages, by GPipe or 1F1B.                     */
+/* Needs: >>pipeline-send.                                                    */
+/* ========================================================================== */
+
 /* Runs this stage's children on micro-batch k. Returns their output, after starting to send it to
  * the next stage, or on the last stage the loss; NULL after an error. */
 static tsh_tensor *tshi_pipeline_stage_forward(tsh_pipeline *p, tshi_micro *micro, int k) {
     tsh_ctx *ctx = p->ctx;
-    tsh_module *child = p->child; /* the stage's children follow each other */
+    tsh_module *child = p->child; /* the next of the stage's children to run */
     tsh_tensor *x = p->stage > 0 ? tshi_pipeline_receive_input(p, micro) /* the stage's input */
                                  : p->desc.input(ctx, k, p->desc.user);
     int i;
@@ -39867,7 +40216,7 @@ static void tshi_pipeline_broadcast_totals(tsh_pipeline *p) {
 }
 
 /* Sets *loss to the mean loss: over this replica's micro-batches if losses are means, over their
- * terms if they are sums (.weight); over_dp 1: then over those of all replicas. */
+ * terms if losses are sums (.weight), and with over_dp 1 over the terms of all replicas. */
 static tsh_result tshi_pipeline_mean_loss(tsh_pipeline *p, double *loss, int over_dp) {
     tsh_ctx *ctx = p->ctx;
     if (p->desc.weight && over_dp && ctx->error.code == TSH_OK)
@@ -40009,7 +40358,7 @@ static void tshi_pipeline_assign_param(tsh_pipeline *p, tsh_tensor *param) {
         if (at.param == param && at.module->stage) tie->holds[at.module->stage - 1] = 1;
     for (int s = p->last; s >= 0; s--) {
         if (!tie->holds[s]) continue;
-        param->stage = 1 + s; /* 1 + stage; in the end, that of the first holder */
+        param->stage = 1 + s; /* in the end, 1 + the first stage that holds it */
         tie->holders++;
     }
     param->absent = tie->holders && !tie->holds[p->stage];
@@ -40135,11 +40484,12 @@ TSH_API TSHI_COLD tsh_pipeline *tsh_pipeline_new(tsh_module *container,
 
 /* The permutation of one epoch. */
 typedef struct tshi_sampler_order {
-    uint64_t key, stream; /* of Philox: the seed; a hash of the epoch */
-    int half;             /* half of the bits of the numbers that the network permutes */
+    /* of the random generator Philox: key, the seed, and stream, a hash of the epoch */
+    uint64_t key, stream;
+    int half; /* half of the bits of the numbers that the network permutes */
 } tshi_sampler_order;
 
-/* Returns the place to which the network takes x, a number of 2 order->half bits. */
+/* Returns the number to which the Feistel network permutes x, a number of 2 order->half bits. */
 static uint64_t tshi_sampler_network(const tshi_sampler_order *order, uint64_t x) {
     const uint64_t mask = ((uint64_t)1 << order->half) - 1;
     uint64_t left = x >> order->half, right = x & mask;
@@ -40625,7 +40975,7 @@ static void tshi_file_system_error(tsh_writer *w, const char *what) {
     tshi_file_fail(w, "%s: %s", what, errno ? strerror(errno) : "the system gives no reason");
 }
 
-/* Closes the file. Removes it if it is still a temporary one. */
+/* Closes the writer's file. Removes it if it still has its temporary name. */
 static void tshi_file_close(tsh_writer *w) {
     errno = 0;
     if (w->file && fclose(w->file) != 0) tshi_file_system_error(w, "cannot be written");
@@ -40673,7 +41023,7 @@ static void tshi_file_open_new(tsh_writer *w) {
     char other[sizeof w->temporary]; /* scratch for tshi_file_follow and tshi_file_sweep */
     char path[sizeof w->target];
     uint64_t salt[4], host = 0; /* salt: hashed into the name, to make it unlikely to be taken */
-    int made = 0;               /* 1: the file is created, or cannot be */
+    int made = 0;               /* 1: no other name is to be tried */
     if (w->error.code != TSH_OK) return;
     strcpy(path, w->target);
     if (!tshi_file_follow(path, w->target, other, sizeof w->target)) {
@@ -40703,8 +41053,8 @@ static void tshi_file_open_new(tsh_writer *w) {
     tshi_file_system_error(w, "cannot be written");
 }
 
-/* Returns 1 if the process may have a file of so many bytes. Else returns 0 and sets w->error: a
- * write beyond the limit would end the process (SIGXFSZ). */
+/* Returns 1 if the process may write a file of so many bytes (RLIMIT_FSIZE). Else returns 0 and
+ * sets w->error: a write beyond the limit would end the process (SIGXFSZ). */
 static int tshi_file_fits(tsh_writer *w, int64_t bytes) {
 #if TSHI_POSIX
     struct rlimit limit;
@@ -40875,7 +41225,7 @@ typedef struct tshi_io_source {
     const char *file;      /* the file's path as the index has it; NULL: there is no index */
     int64_t data;          /* byte position of its first value; 0: its header was not read yet */
     uint64_t stamp;        /* hash of the file's inode, size and time, see tshi_load_stamp */
-    int64_t changed;       /* when the file or its status changed; 0: see tshi_load_stamp */
+    int64_t changed;       /* the file's ctime in s; 0: unknown or recent (tshi_load_stamp) */
     tshi_io_entry *entry;  /* the file's tensors, sorted by name */
     tshi_io_pair *pair;    /* the file's metadata, sorted by key */
     size_t entries, pairs; /* number of tensors in `entry`; number of keys in `pair` */
@@ -40887,7 +41237,7 @@ typedef struct tshi_io_count {
     const char *prefix, *name; /* the key in the metadata is prefix + name */
     uint64_t *value, read;     /* the model's counter; the value read from the file */
     int optional;              /* 1: a counter of 0 is not saved, and one that a file lacks is 0 */
-    int staged;                /* 1: is 0 on stages that do not hold its module or parameter */
+    int staged;                /* 1: the counter is 0 on stages without its module or parameter */
 } tshi_io_count;
 
 /* A tensor of the model: a parameter, or a moment or an average of one. */
@@ -40905,7 +41255,7 @@ typedef struct tshi_io_item {
     tsh_dtype dtype;            /* the tensor's dtype in the model */
     tsh_dtype file;             /* the tensor's dtype in the file; TSH_DTYPE_DEFAULT, when saving:
                                  * no stage has values, so it is not written */
-    const tshi_io_entry *entry; /* loading: the tensor of the files that matches; NULL: none */
+    const tshi_io_entry *entry; /* loading: the files' tensor of this name; NULL: none */
     const char *of; /* the name of the adapter whose A or B it is; NULL: another parameter */
     int replica;    /* saving: the replica whose values these are, of a tsh_outer; else 0 */
 } tshi_io_item;
@@ -40919,7 +41269,7 @@ typedef struct tshi_io {
     const char *op, *path;  /* op: "tsh_save" or "tsh_load", for errors; path: that of the file */
     const char *adapter;    /* the name of the adapters that are saved or loaded, alone; NULL: all
                              * parameters are */
-    int plain;              /* 1: without any adapter's A and B */
+    int plain;              /* 1: A and B of all adapters are left out */
     const char *prefix;     /* names in the file are: prefix, a dot, the path; "": the path only */
     tsh_dtype dtype;        /* saving: dtype in which parameters are written; 0: each in its own */
     /* loading, strict 1: a dtype other than the model's is an error; strict_names 1: so are tensors
@@ -40946,8 +41296,8 @@ typedef struct tshi_io {
     char *buffer;
     /* The fields from here to `hashes` are for saving. */
     int64_t shard_bytes; /* most bytes of tensors in a file of a folder; 0: one file, at the path */
-    /* shards: number of files, 0 if shard_bytes is; shard: which of them is being written, from 0
-     * on; done: how many are complete, and the index */
+    /* shards: number of files, 0 if shard_bytes is 0; shard: which of them is being written, from 0
+     * on; done: how many files are complete, the index included */
     int shards, shard, done;
     int64_t *known;                  /* dtypes of items, then counters, merged from all stages */
     /* replicas: number of replicas of a tsh_outer whose state is saved; 0: the optimiser has none.
@@ -40968,19 +41318,19 @@ typedef struct tshi_io {
     tshi_io_pair *map;          /* shape (maps): the index's names of tensors and their files */
     size_t maps;                /* number of tensors in the index */
     tshi_io_item **order; /* shape (items): the items in the order of their values in the files */
-    int64_t *share;       /* .broadcast: what rank 0 knows of the files, see tshi_load_share */
+    int64_t *share;       /* .broadcast: what rank 0 broadcasts of the files (tshi_load_share) */
     int32_t *peer, *holds;
     const tsh_file_desc *cache; /* .broadcast: has .cache and .hasher; NULL: nothing is kept */
     int cached;                 /* 1: rank 0 has a cache, so it sends hashes first; 2: and this rank
                                  * has logged that it cannot keep a shard */
-    void *state;                /* of the hasher */
-    /* cache_path: see tshi_load_cache_path; cache_part: the path of a shard's file until it is
-     * complete; cache_size: bytes of each */
+    void *state;                /* the user's hasher's state (tsh_hasher) */
+    /* cache_path: buffer for the path of a file in the cache; cache_part: the path of a shard's
+     * file until it is complete; cache_size: bytes of each */
     char *cache_path, *cache_part;
     size_t cache_size;
     unsigned char *digest;      /* shape (tp, items, TSHI_IO_DIGEST): hashes of the ranks' shards */
-    /* shape (3 + world, items): 1: this rank has kept its shard; so have all ranks of tp; of dp;
-     * each rank of the world */
+    /* shape (3 + world, items); 1: the tensor's shard is kept, in row 0 by this rank, in row 1 by
+     * all ranks of tp, in row 2 by all of dp, in row 3 + r by rank r of the world */
     int32_t *kept;
     int64_t nonfinite; /* number of tensors with NaN or infinity that this rank reports */
     char *text, *at;   /* text of the header or index being parsed; its next character */
@@ -41165,7 +41515,8 @@ static const char *tshi_io_name(tshi_io *io, const char *path) {
 }
 
 /* Appends a parameter (moment NULL), or a moment or average of one, to io->item and returns the
- * item. form: NULL: the parameter; else it is copied. */
+ * item. form: tensor with the item's shape and layout, which is copied; NULL: the parameter has
+ * them. */
 static tshi_io_item *tshi_io_add(tshi_io *io, const char *prefix, tsh_tensor *param,
                                  tsh_tensor **moment, const tsh_tensor *form, tsh_dtype dtype) {
     tsh_tensor *copy = form && form != param
@@ -41196,12 +41547,14 @@ static void tshi_io_list_params(tshi_io *io) {
     }
 }
 
-/* Returns the name that PEFT gives A or B of an adapter, whose module is m: "lora_A" and "lora_B"
- * are children of the layer or, if the layer holds several of a file, of one with a part's name.
- * Returns "" and sets an error if there is no memory. */
+/* Returns the name that PEFT gives A or B of an adapter, whose module is m: "<path of the
+ * layer>.lora_A.weight", or lora_B. Where the layer is several layers of the file in one (q, k and
+ * v), of which the adapter has a part, the layer's own name is replaced by the part's. Returns ""
+ * and sets an error if there is no memory. */
 static const char *tshi_io_adapter_name(tshi_io *io, const tsh_module *m) {
-    const tsh_module *of = m->parent->parent;  /* the layer, or the part */
-    const tsh_module *above = of->adapters ? NULL : of->parent->parent; /* above a part's layer */
+    const tsh_module *of = m->parent->parent;  /* the layer, or a part of it */
+    /* parent of the layer to which the part belongs; NULL: `of` is the layer */
+    const tsh_module *above = of->adapters ? NULL : of->parent->parent;
     const char *path = above ? above->path : of->path;
     const size_t size = strlen(path) + strlen(of->name) + 32;
     char *name = (char *)tshi_mem_arena_alloc(io->ctx, &io->arena, size);
@@ -41288,7 +41641,7 @@ static void tshi_io_list_outer(tshi_io *io, tsh_outer *outer, const tshi_io_coun
                                                       : &each->change,
                                              &form, TSH_REAL);
             item->steps = &steps[i];
-            item->optional = 1; /* but see tshi_load_check_outer */
+            item->optional = 1; /* until tshi_load_check_outer */
         }
 }
 
@@ -41303,11 +41656,11 @@ static const char *tshi_io_replica_prefix(tshi_io *io, const char *before, int r
     return text;
 }
 
-/* Saving: appends the parameters, the moments and the counters of the other replicas of a
- * tsh_outer, whose first one has those that are listed already, from io->item[0] on and from
- * io->count[io->generators] on. items, counts: how many these are. */
+/* Saving: appends the parameters, moments and counters of replicas 1, 2, ... of a tsh_outer. Those
+ * of replica 0 are listed already: the first `items` of io->item, and `counts` of io->count from
+ * io->count[io->generators] on. */
 static void tshi_io_list_replicas(tshi_io *io, int items, int counts) {
-    const size_t skipped = strlen("optim."); /* of the name of a moment */
+    const size_t skipped = strlen("optim."); /* not repeated in a replica's prefix */
     for (int r = 1; r < io->replicas; r++) {
         const char *steps = tshi_io_replica_prefix(io, "tshard.replica.", r, "optim.steps.");
         const char *total = tshi_io_replica_prefix(io, "tshard.replica.", r, "optim.");
@@ -41331,8 +41684,8 @@ static void tshi_io_list_replicas(tshi_io *io, int items, int counts) {
     }
 }
 
-/* Fills io->item and io->count in the order of the file. Returns 0 and sets an error if there is no
- * memory. */
+/* Lists the tensors and counters to save or load in io->item and io->count, in the order of the
+ * file. Returns 0 and sets an error if there is no memory. */
 static int tshi_io_list(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const tsh_optim *optim = io->optim;
@@ -41383,7 +41736,7 @@ static int tshi_io_list(tshi_io *io) {
     if (io->replicas > 1) tshi_io_list_replicas(io, io->items, updated + 2);
     if (optim && optim->outer) tshi_io_list_outer(io, optim->outer, &io->count[first]);
     if (io->ema) tshi_io_list_averages(io, io->ema);
-    return ctx->error.code == TSH_OK; /* an error: there was no memory for a name */
+    return ctx->error.code == TSH_OK; /* an error: no memory for a name */
 }
 
 /* Returns 1 if the item is a bf16 parameter of which an optimiser keeps the exact float weights
@@ -41459,14 +41812,14 @@ static int tshi_io_by_name(const void *a, const void *b) {
 static int tshi_io_ignored(const tshi_io *io, const char *name) {
     const char *const *pattern = io->ignore;
     if (!pattern || strlen(name) >= TSHI_IO_NAME)
-        return 0; /* no pattern is tried on longer names */
+        return 0; /* no pattern is tried on a name that is too long */
     while (*pattern && !tshi_glob_match(*pattern, name)) pattern++;
     return *pattern != NULL;
 }
 
-/* Returns what the pair makes of a name: the name itself if pair->from does not match it. back 1:
- * undoes the pair, which makes pair->from of what matches pair->to. Sets an error if it makes no
- * name. */
+/* Returns what one pair of .rename makes of a name: the name itself if pair->from does not match
+ * it. back 1: undoes the pair, which makes pair->from of what matches pair->to. Sets an error if
+ * the pair matches, but the new name would not be valid. */
 static const char *tshi_io_rename_by(tshi_io *io, const tsh_rename *pair, const char *name,
                                      int back) {
     const char *from = back ? pair->to : pair->from, *to = back ? pair->from : pair->to;
@@ -41554,7 +41907,7 @@ static const char *tshi_io_escape(char c, char out[8]) {
     return out;
 }
 
-/* Appends "words": to the text, where the words are prefix + name. */
+/* Appends a JSON key and its colon to the text: "<prefix><name>": */
 static void tshi_io_put_key(tshi_io_text *text, const char *prefix, const char *name) {
     char one[8]; /* one character, escaped */
     tshi_io_put(text, "\"%s", prefix);
@@ -41562,7 +41915,7 @@ static void tshi_io_put_key(tshi_io_text *text, const char *prefix, const char *
     tshi_io_put(text, "\":");
 }
 
-/* Appends ,"key": to the text, where the key is prefix + name. */
+/* Appends a comma, a JSON key and its colon to the text: ,"<prefix><name>": */
 static void tshi_io_put_name(tshi_io_text *text, const char *prefix, const char *name) {
     tshi_io_put(text, ",");
     tshi_io_put_key(text, prefix, name);
@@ -41584,7 +41937,8 @@ static int64_t tshi_io_dim(const tsh_tensor *t, int d, tsh_dtype file) {
                : t->dim[d];
 }
 
-/* Appends the counters, and which optimiser those of moments are of, to the text. */
+/* Appends the counters of the random generators and the optimiser (io->count) to the metadata, and
+ * the kind of that optimiser. */
 static void tshi_io_put_counts(const tshi_io *io, tshi_io_text *text) {
     char kind[TSHI_TEXT_SIZE], one[8];
     int i;
@@ -41593,7 +41947,7 @@ static void tshi_io_put_counts(const tshi_io *io, tshi_io_text *text) {
         if (i == io->generators && io->optim) {
             tshi_io_put(text, ",\"tshard.optim\":\"");
             for (const char *s = tshi_optim_kind(io->optim, kind); *s; s++)
-                tshi_io_put(text, "%s", tshi_io_escape(*s, one)); /* names may be the caller's */
+                tshi_io_put(text, "%s", tshi_io_escape(*s, one)); /* may hold a user's names */
             tshi_io_put(text, "\"");
         }
         if (count->optional && !*count->value) continue;
@@ -41653,7 +42007,7 @@ static int tshi_io_check_name(const tshi_io *io, const char *path) {
     return 0;
 }
 
-/* Makes an error of io->writer an error of the ctx. Returns 1 if there is none. */
+/* Makes an error of io->writer an error of the ctx. Returns 1 if the writer has none. */
 static int tshi_io_written(const tshi_io *io) {
     const tsh_error *error = &io->writer.error;
     if (error->code != TSH_OK)
@@ -41668,7 +42022,7 @@ static void tshi_io_write(tshi_io *io, const void *data, size_t bytes) {
     (void)tshi_io_written(io);
 }
 
-/* Returns the number that up to 8 bytes at `at` are in little-endian order. */
+/* Returns the number that the `bytes` bytes at `at`, at most 8, are in little-endian order. */
 static uint64_t tshi_io_word(const char *at, size_t bytes) {
     const uint16_t one = 1;
     uint64_t word = 0;
@@ -41693,7 +42047,7 @@ static void tshi_io_write_header(tshi_io *io) {
     tshi_block *block;
     const char *kind; /* what is at the path, if it is not a regular file */
     unsigned char length[8];
-    int64_t bytes; /* of values */
+    int64_t bytes; /* size in bytes of all values in the file */
     memset(&text, 0, sizeof text);
     bytes = tshi_io_put_header(io, &text);
     if (text.used > TSHI_IO_HEADER)
@@ -41738,8 +42092,8 @@ static tsh_dtype tshi_io_file_dtype(const tshi_io *io, const tshi_io_item *item)
     return tshi_io_own_dtype(item);
 }
 
-/* Sets and checks the name of an item in the file. Returns 0 and sets an error if tsh_load could
- * not read it. */
+/* Sets and checks the name that a tensor (item) gets in the file. Returns 0 and sets an error if
+ * tsh_load could not read it. */
 static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
     const size_t size = strlen(item->prefix) + strlen(item->path) + 1;
     char *name; /* prefix + path */
@@ -41754,7 +42108,7 @@ static int tshi_io_set_name(tshi_io *io, tshi_io_item *item) {
            (item->moment || item->replica || tshi_io_check_name(io, item->name));
 }
 
-/* Checks that .adapter "" leaves no adapter out that the model computes with. Returns 0 and an
+/* Checks that .adapter "" leaves out no adapter that the model computes with. Returns 0 and sets an
  * error if it does. */
 static TSHI_COLD int tshi_io_check_plain(const tshi_io *io) {
     for (tsh_module *m = io->plain ? io->root : NULL; m; m = tshi_module_next(io->root, m))
@@ -41767,12 +42121,12 @@ static TSHI_COLD int tshi_io_check_plain(const tshi_io *io) {
     return 1;
 }
 
-/* Lists and hashes the items to save, checks their names, and allocates what the collectives need.
- * Sets an error if something is wrong. */
+/* Lists and hashes the tensors to save (io->item), checks their names, and allocates what the
+ * collectives need. Sets an error if something is wrong. */
 static void tshi_io_prepare(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
-    /* 1 + elements of the largest moment held in chunks (.zero), or tensor of another replica; 0:
-     * none */
+    /* 1 + elements of the largest tensor that needs io->whole_block: a moment held in chunks
+     * (.zero), or a tensor of another replica; 0: none */
     int64_t whole = 0;
     int i;
     if (ctx->pp.size > 1 && !ctx->pipeline)
@@ -41802,14 +42156,15 @@ static void tshi_io_prepare(tshi_io *io) {
             ctx, &io->arena, (size_t)(io->items + io->counts) * sizeof *io->known);
 }
 
-/* Collective over dp: gathers the counters of steps of all replicas of a tsh_outer. */
+/* Collective over dp: gathers the optimiser's counters of steps of all replicas of a tsh_outer in
+ * io->each_steps. */
 static void tshi_io_gather_steps(const tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int n = io->optim->count + 2;
     int64_t *mine = io->each_steps + (int64_t)ctx->dp.rank * n;
     tshi_block *block = tshi_mem_alloc(ctx, TSH_MEM_BOOKS,
                                        (size_t)io->replicas * sizeof(int64_t));
-    int64_t *counts; /* shape (replicas): number of counters of each */
+    int64_t *counts; /* shape (replicas): how many counters each replica sends */
     if (!block) {
         tshi_error_report(ctx); /* makes the other ranks leave the all-gather */
         return;
@@ -41822,9 +42177,9 @@ static void tshi_io_gather_steps(const tshi_io *io) {
     tshi_mem_release(ctx, block);
 }
 
-/* Combines what pipeline stages know by one all-reduce (MAX) over pp: which moments exist, the
- * dtype in which each item is written, and the counters of steps and dropout calls, which are 0 on
- * stages that do not hold the parameter or module. */
+/* Combines what pipeline stages know, by one all-reduce (MAX) over pp: which moments exist, the
+ * dtype in which each tensor is written, and the counters of steps and dropout calls, which are 0
+ * on stages that do not hold the parameter or module. */
 static void tshi_io_merge_stages(tshi_io *io) {
     int64_t *const dtypes = io->known, *const counts = dtypes + io->items;
     int i;
@@ -41839,10 +42194,10 @@ static void tshi_io_merge_stages(tshi_io *io) {
         if (io->count[i].staged) *io->count[i].value = (uint64_t)counts[i];
 }
 
-/* Counts the bytes of all items, and cuts them into files: each takes items in order while they fit
- * in io->shard_bytes, at least one. */
+/* Counts the bytes of all tensors to save, and assigns them to files: each file takes tensors in
+ * order while they fit in io->shard_bytes, at least one. */
 static void tshi_io_cut(tshi_io *io) {
-    int64_t n, full = 0; /* bytes of an item; of the file so far */
+    int64_t n, full = 0; /* n: bytes of an item; full: bytes of the current file so far */
     int i;
     for (i = 0; i < io->items; i++) {
         tshi_io_item *item = &io->item[i];
@@ -41857,7 +42212,7 @@ static void tshi_io_cut(tshi_io *io) {
         tshi_io_hash(io, &item->file, sizeof item->file);
         tshi_io_hash(io, &item->shard, sizeof item->shard);
     }
-    io->shards = io->shard_bytes ? io->shards + !io->shards : 0; /* at least one in a folder */
+    io->shards = io->shard_bytes ? io->shards + !io->shards : 0; /* a folder has one or more */
 }
 
 /* -- a folder: several files and their index ----------------------------------- */
@@ -41928,7 +42283,7 @@ static void tshi_io_put_index(const tshi_io *io, const tshi_io_pair *pair, size_
 
 /* Writes the index. Called on the rank that writes files, once they are all complete. */
 static void tshi_io_write_index(tshi_io *io) {
-    tshi_io_text text; /* measured first */
+    tshi_io_text text; /* the text of the index, measured first */
     char(*names)[48] = (char(*)[48])tshi_mem_arena_alloc(io->ctx, &io->arena,
                                                          (size_t)io->shards * sizeof *names);
     tshi_io_pair *pair = (tshi_io_pair *)tshi_mem_arena_alloc(io->ctx, &io->arena,
@@ -41961,7 +42316,8 @@ static void tshi_io_write_index(tshi_io *io) {
 /* On the writing rank, after an error: removes the files that were written to the folder, the last
  * one first. Needs no memory. */
 static void tshi_io_remove_shards(tshi_io *io) {
-    char name[48], path[sizeof io->writer.target + sizeof name]; /* no longer one was written */
+    /* path is long enough: no file was written whose path is longer */
+    char name[48], path[sizeof io->writer.target + sizeof name];
     for (; io->shards && io->done > 0; io->done--) {
         const char *file = io->done > io->shards ? tshi_io_index
                                                  : tshi_io_shard_name(io, io->done - 1, name);
@@ -42107,7 +42463,7 @@ static tsh_result tshi_io_fetch(const tshi_io *io, const tshi_io_item *item, con
  * chunk (.zero) is gathered over dp first; what another replica has is sent to the first one. */
 static tsh_result tshi_io_write_item(tshi_io *io, const tshi_io_item *item) {
     const tsh_tensor *t = item->param->absent ? NULL : tshi_io_values(item);
-    tsh_tensor whole; /* the moment that was gathered, or the tensor that was sent */
+    tsh_tensor whole; /* the gathered moment, or what another replica has sent */
     if (t && tshi_io_in_chunks(item)) {
         whole = *t;
         whole.block = io->whole_block;
@@ -42138,7 +42494,7 @@ static void tshi_io_finish(tshi_io *io) {
     if (tshi_io_written(io)) io->done++;
 }
 
-/* Writes all items, file after file, and the index if there are several files. After a failed
+/* Writes all tensors, file after file, and the index if there are several files. After a failed
  * write, the other ranks' shards are still received. */
 static void tshi_io_write_items(tshi_io *io) {
     const int writer = tshi_io_is_writer(io->ctx);
@@ -42182,7 +42538,7 @@ TSH_API TSHI_COLD tsh_result tsh_save_with(tsh_module *module, const char *path,
     }
     if (ctx->error.code == TSH_OK) tshi_io_begin_file(&io);
     if (ctx->error.code != TSH_OK) tshi_file_close(&io.writer); /* removes the temporary file */
-    if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: values */
+    if (tshi_io_agree(&io) == TSH_OK) {                         /* second half: writes values */
         tshi_io_write_items(&io);
         if (tshi_io_agree(&io) != TSH_OK) tshi_io_remove_shards(&io);
     }
@@ -42267,8 +42623,8 @@ static char *tshi_io_unicode(tshi_io *io, char *out) {
 /* Parses a string and returns it, decoded in place and ended by a NUL; "" after an error. */
 static const char *tshi_io_string(tshi_io *io) {
     static const char escape[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
-    const char *found, *wrong = NULL; /* found: the escape's letter; wrong: an error text */
-    char *start, *out;                /* begin of the decoded string; its end so far */
+    const char *found, *wrong = NULL; /* found: where `escape` has the letter; wrong: error */
+    char *start, *out;                /* beginning of the decoded string; its end so far */
     int n;                            /* bytes of the next character */
     if (!tshi_io_skip_char(io, '"')) wrong = "there is no string";
     for (start = out = io->at; !wrong && *io->at != '"';) {
@@ -42400,8 +42756,8 @@ static int64_t tshi_io_dtype_size(const char *name) {
     return type >= 0 ? tshi_io_types[type].size : 0;
 }
 
-/* Parses a tensor's object into entry: {"dtype": .., "shape": .., "data_offsets": ..}, each key
- * once, in any order. */
+/* Parses the JSON object of a tensor into entry: {"dtype": .., "shape": .., "data_offsets": ..},
+ * each key once, in any order. */
 static void tshi_io_read_entry(tshi_io *io, tshi_io_entry *entry) {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL = 7 };
     int64_t offset[2] = {0, 0};
@@ -42641,7 +42997,7 @@ static int tshi_load_read_error(const tshi_io *io, const char *what) {
     return tshi_io_fail(io, TSH_ERR_IO, "is no %s: %s", tshi_io_form(io), what);
 }
 
-/* Other file formats: their first bytes and a description for the error. */
+/* Other file formats: the first bytes of such a file, and a description for the error. */
 static const tshi_io_pair tshi_load_forms[] = {
     {"{", "JSON text, such as the index of a sharded checkpoint, whose name must end with .json"},
     {"PK\3\4", "a zip archive, as torch.save writes (safetensors.torch.save_file converts it)"},
@@ -42674,9 +43030,9 @@ static int tshi_load_foreign(tshi_io *io) {
 
 /* Returns a hash that identifies the open file and its version: of inode, size and time of the last
  * change; 0: unknown. If it changes while the file is read, another program has written to the file
- * in place, which tsh_save never does. Where times count whole seconds, it may miss that. Sets
- * *changed to a time in seconds that no later change leaves as it is, not even one that sets the
- * file's time back; 0: unknown, or the file has changed in the last two seconds. */
+ * in place, which tsh_save never does. Where times count whole seconds, such a write may go
+ * unnoticed. Sets *changed to the file's ctime in seconds, which every later change moves, even one
+ * that sets the file's mtime back; 0: unknown, or the file has changed in the last two seconds. */
 static uint64_t tshi_load_stamp(const tshi_io *io, int64_t *changed) {
     *changed = 0;
 #if TSHI_POSIX
@@ -42708,10 +43064,10 @@ static int tshi_load_leave(tshi_io *io) {
     return same || tshi_io_fail(io, TSH_ERR_IO, "was written to while it was read; load it again");
 }
 
-/* Opens the file of `source`, unless it is open, and closes the one before: a model may have more
- * files than a process may open. The stream is unbuffered: a buffer would read more than is asked
- * for. Returns 0 and sets an error if the file cannot be opened, or is no longer the one whose
- * header was read. */
+/* Opens the file of `source`, unless it is open already, and closes the one that was open: a model
+ * may have more files than a process may open. The stream is unbuffered: a buffer would read more
+ * than is asked for. Returns 0 and sets an error if the file cannot be opened, or is no longer the
+ * one whose header was read. */
 static int tshi_load_use(tshi_io *io, tshi_io_source *source) {
     const char *kind;
     uint64_t stamp;
@@ -42901,7 +43257,7 @@ static void tshi_load_index(tshi_io *io, const char *path) {
     memset(&index, 0, sizeof index);
     index.path = path;
     if (!path) return;
-    io->index = 1; /* 1: errors speak of an index */
+    io->index = 1; /* errors now speak of an index */
     if (tshi_load_use(io, &index))
         (void)tshi_load_take_index(io, slash ? (size_t)(slash - path) + 1 : 0);
     io->index = 0;
@@ -42932,7 +43288,7 @@ static int tshi_load_list(tshi_io *io) {
         if (!pass && !tshi_load_sources(io, (size_t)n)) return 1;
         count = n;
     }
-    if (io->ctx->error.code == TSH_OK) /* else some paths are NULL, for want of memory */
+    if (io->ctx->error.code == TSH_OK) /* else some paths may be NULL: no memory */
         qsort(io->source, (size_t)io->sources, sizeof *io->source, tshi_io_by_name);
     return 1;
 #else
@@ -42979,8 +43335,8 @@ static void tshi_load_find_files(tshi_io *io) {
 /* -- collecting the tensors of all files --------------------------------------- */
 
 /* Checks that each file holds exactly the tensors that the index lists for it, apart from those of
- * .ignore. Returns 0 and sets an error if not. Sets .text to NULL in the entries of io->map that it
- * has found. */
+ * .ignore. Returns 0 and sets an error if not. Sets .text of each io->map entry that was found to
+ * NULL. */
 static int tshi_load_check_index(tshi_io *io) {
     char quote[TSHI_IO_QUOTE], other[TSHI_IO_QUOTE];
     size_t i, e;
@@ -43078,7 +43434,7 @@ static int tshi_load_headers(tshi_io *io) {
 static void *tshi_load_find(const void *base, size_t n, size_t width, const char *prefix,
                             const char *name) {
     char key[TSHI_IO_NAME];
-    const char *wanted = key; /* a struct, for tshi_io_by_name: it begins with a name */
+    const char *wanted = key; /* &wanted: a struct that begins with a name */
     (void)snprintf(key, sizeof key, "%s%s", prefix, name);
     return bsearch(&wanted, base, n, width, tshi_io_by_name);
 }
@@ -43106,8 +43462,8 @@ static int tshi_load_count(const tshi_io *io, tshi_io_count *count) {
                         count->name);
 }
 
-/* Returns the replica of the files whose state this rank takes: its own or, if the files have fewer
- * replicas, that of the one which its own number leaves as a remainder. 0 without a tsh_outer. */
+/* Returns the number of the replica in the files whose state this rank loads: dp.rank modulo the
+ * number of replicas in the files; 0 without a tsh_outer. */
 static int tshi_load_replica(const tshi_io *io) {
     const char *text = io->optim && io->optim->outer
                            ? tshi_load_metadata(io, "tshard.outer.", "replicas")
@@ -43117,8 +43473,8 @@ static int tshi_load_replica(const tshi_io *io) {
     return replicas ? io->ctx->dp.rank % (int)replicas : 0;
 }
 
-/* Replaces the counters of the optimiser by those of this rank's replica. Returns 0 and sets an
- * error if the files lack one. */
+/* Replaces the optimiser's counters that were read, those of replica 0, by those of this rank's
+ * replica. Returns 0 and sets an error if the files lack one. */
 static int tshi_load_replica_counts(const tshi_io *io) {
     const int replica = tshi_load_replica(io);
     char prefix[96];
@@ -43133,15 +43489,15 @@ static int tshi_load_replica_counts(const tshi_io *io) {
     return 1;
 }
 
-/* Returns 1 if a tsh_outer can go on with the counters read, which may be those of a file without
- * one: it then begins anew. Else 0 and an error. With .delay, what is on its way must be due at the
- * same steps as before. */
+/* Returns 1 if there is no tsh_outer, or if it can go on with the counters read; with a file that
+ * has none of a tsh_outer, it begins anew. Returns 0 and sets an error if changes were on their way
+ * (.delay) and would be due at other steps than before. */
 static int tshi_load_check_outer(tshi_io *io) {
     const tsh_outer *outer = io->optim ? io->optim->outer : NULL;
     const tshi_io_count *count = io->count;
     if (!outer) return 1;
     while (count->value != (const uint64_t *)(const void *)&outer->saved[0]) count++;
-    for (int i = 0; i < io->items; i++) /* of a file without a tsh_outer, all remain optional */
+    for (int i = 0; i < io->items; i++) /* a file with a tsh_outer must have these */
         if (io->item[i].prefix == tshi_io_moments[TSHI_IO_OUTER_WEIGHT] ||
             io->item[i].prefix == tshi_io_moments[TSHI_IO_OUTER_MOMENT])
             io->item[i].optional = !count[0].read;
@@ -43180,9 +43536,10 @@ static int tshi_load_counts(tshi_io *io) {
     return tshi_load_replica_counts(io) && tshi_load_check_outer(io);
 }
 
-/* Returns 1 if the files must hold this tensor of the model: a parameter, unless it is A or B of
- * adapters of which the files have none, as those of a base model; or a moment of a parameter that
- * was updated, unless the optimiser may have been saved without momentum. */
+/* Returns 1 if the files must hold this tensor of the model. That is so for a parameter, unless it
+ * is A or B of an adapter of which the files have nothing, as those of a base model; and for a
+ * moment of a parameter that was updated, unless the optimiser may have been saved without
+ * momentum. */
 static int tshi_load_required(const tshi_io *io, const tshi_io_item *item) {
     int i = 0;
     if (item->moment) return !item->optional && item->steps->read > 0;
@@ -43294,8 +43651,8 @@ static int tshi_load_under(const tshi_io *io, const char *name, size_t moment) {
     return strncmp(name + moment, io->prefix, n) == 0 && (!n || name[moment + n] == '.');
 }
 
-/* Returns the length of "optim.first.", or whichever of tshi_io_moments the name begins with, as
- * "optim.replica.2.first."; else 0. */
+/* Returns the length of the prefix of a moment, as in tshi_io_moments, with which the name begins:
+ * "optim.first.", for example, or "optim.replica.2.first."; 0: there is none. */
 static size_t tshi_load_moment(const char *name) {
     const int i = tshi_io_moment_of(name);
     size_t n = i < 0 ? 0 : strlen(tshi_io_moments[i]);
@@ -43359,7 +43716,7 @@ static int tshi_load_match_all(tshi_io *io) {
     char quote[TSHI_IO_QUOTE] = "", hint[TSHI_IO_QUOTE + 64] = "", own[TSHI_IO_NAME] = "";
     int i, plain, missing = 0; /* missing: number of the model's tensors that the files lack */
     size_t e, more = 0;        /* number of the files' tensors that the model lacks */
-    /* length of a prefix that names in the files have and the model's lack; 0: none */
+    /* prefix: length of a prefix that the files' names have and the model's lack; 0: none */
     size_t prefix = 0, found;
     for (e = 0; e < io->entries && !io->prefixed; e++)
         io->prefixed = tshi_load_under(io, io->entry[e].name, tshi_load_moment(io->entry[e].name));
@@ -43394,11 +43751,10 @@ static int tshi_load_match_all(tshi_io *io) {
         strange ? "\")" : "", hint);
 }
 
-/* Adds to io->hash, which ranks compare, so that it differs if they read different files. So far it
- * covers the headers; those of tsh_save hold the hash of all values, which is enough. For other
- * files, adds a few bytes from the middle of every tensor, which training has probably changed.
- * (Inode and date would differ for copies.) Returns 0 and sets an error if a file cannot be
- * read. */
+/* Makes io->hash, which ranks compare, differ if they read different files. It covers the headers
+ * already; those of tsh_save hold the hash of all values, which is enough. For other files, adds a
+ * few bytes from the middle of every tensor, which training has probably changed. (Inode and date
+ * would differ for copies.) Returns 0 and sets an error if a file cannot be read. */
 static int tshi_load_sample(tshi_io *io) {
     unsigned char bytes[TSHI_IO_SAMPLE];
     int i;
@@ -43526,7 +43882,7 @@ static int tshi_load_match_replica(tshi_io *io) {
                        item->moment ? "" : "weight.");
         own = (const tshi_io_entry *)tshi_load_find(io->entry, io->entries, sizeof *own, prefix,
                                                     point);
-        if (!own) continue; /* what replicas have in common, such as a frozen parameter */
+        if (!own) continue; /* the same for all replicas, such as a frozen parameter */
         item->entry = own;
         if (!tshi_load_check_item(io, item)) return 0;
     }
@@ -43806,7 +44162,9 @@ static int tshi_load_hash_is(const tshi_io *io, const unsigned char *digest) {
 
 /* -- rank 0: hashes of all shards ------------------------------------------- */
 
-/* Returns a number that depends on all that the hashes of a load do; 0: rank 0 cannot tell. */
+/* Returns the number in the name of rank 0's file of hashes, which depends on all that the hashes
+ * depend on (model, layouts, files). 0: the files' versions are not known, so no hashes are
+ * reused. */
 static uint64_t tshi_load_cache_key(const tshi_io *io) {
     const tshi_deal *deal = &io->ctx->deal;
     uint64_t key = tshi_rng_hash(io->hash, &deal->ranks, sizeof deal->ranks);
@@ -43837,14 +44195,16 @@ static uint64_t tshi_load_cache_key(const tshi_io *io) {
     return key;
 }
 
-/* Opens the file of all hashes. Returns NULL if that fails. */
+/* Opens rank 0's file of the hashes of all shards. mode: as for fopen. Returns NULL if that
+ * fails. */
 static FILE *tshi_load_hashes_open(const tshi_io *io, uint64_t key, const char *mode) {
     char name[40];
     (void)snprintf(name, sizeof name, "hashes-%016llx", (unsigned long long)key);
     return fopen(tshi_load_cache_path(io, name, NULL), mode);
 }
 
-/* Returns the size of io->digest, and sets `end` to its hash, with which the file ends. */
+/* Returns the size in bytes of io->digest, and sets `end` to a hash of it, with which the file of
+ * hashes ends. */
 static size_t tshi_load_hashes_end(const tshi_io *io, unsigned char *end) {
     const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
     io->cache->hasher->begin(io->state);
@@ -43853,7 +44213,8 @@ static size_t tshi_load_hashes_end(const tshi_io *io, unsigned char *end) {
     return size;
 }
 
-/* Reads io->digest from the file of an earlier load. Returns 1 if that file is whole. */
+/* Reads io->digest from the file of hashes that an earlier load has written. Returns 1 if that file
+ * is whole. */
 static int tshi_load_hashes_read(const tshi_io *io, uint64_t key) {
     const size_t size = (size_t)io->ctx->tp.size * (size_t)io->items * TSHI_IO_DIGEST;
     unsigned char end[TSHI_IO_DIGEST], found[TSHI_IO_DIGEST];
@@ -43880,7 +44241,8 @@ static void tshi_load_hashes_write(const tshi_io *io, uint64_t key) {
     (void)fclose(file);
 }
 
-/* Fills in io->digest, from an earlier load or by reading all shards. */
+/* Fills in io->digest (the hashes of all shards), from the file of an earlier load or by reading
+ * all shards. */
 static void tshi_load_hash_all(tshi_io *io) {
     const uint64_t key = tshi_load_cache_key(io);
     if (key && tshi_load_hashes_read(io, key)) return;
@@ -43902,7 +44264,8 @@ static void tshi_load_hash_all(tshi_io *io) {
 
 /* -- all ranks: what is kept -------------------------------------------------- */
 
-/* Returns 1 if this rank has kept its shard of item; a file that holds other bytes is removed. */
+/* Returns 1 if this rank's cache has its shard of item. A file of that name with other bytes is
+ * removed. */
 static int tshi_load_has(const tshi_io *io, const tshi_io_item *item) {
     const unsigned char *digest = tshi_load_own_digest(io, item);
     const char *path = tshi_load_cache_path(io, "", digest);
@@ -43921,7 +44284,8 @@ static int tshi_load_has(const tshi_io *io, const tshi_io_item *item) {
     return same;
 }
 
-/* With rank 0's .cache, collective over the world, tp and dp: sets io->kept; without, to NULL. */
+/* If rank 0 has a .cache: collective over the world, tp and dp; finds out which ranks have kept
+ * which shards (io->kept). If not, only sets io->kept to NULL. */
 static tsh_result tshi_load_ask(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     const int64_t items = io->items, words = TSHI_IO_DIGEST / 4 * ctx->tp.size * items;
@@ -43944,14 +44308,15 @@ static tsh_result tshi_load_ask(tshi_io *io) {
     return tshi_error_comm(ctx, result, io->op);
 }
 
-/* Returns 1 if a rank of the world has kept its shard of the item of this index. */
+/* Returns 1 if rank `rank` of the world has kept its shard of io->item[index]. */
 static int tshi_load_kept_by(const tshi_io *io, int rank, int64_t index) {
     return io->kept && io->kept[(3 + (int64_t)rank) * io->items + index];
 }
 
 /* -- a shard on its way --------------------------------------------------------- */
 
-/* The file of a shard that is loaded: it is read, or written; file NULL: there is none. */
+/* The cache's file for a shard that is being loaded. writes 1: the shard is written to it; 0: the
+ * shard is read from it. file NULL: there is none. */
 typedef struct tshi_keeping {
     tshi_io *io;
     const tshi_io_item *item;
@@ -43959,7 +44324,7 @@ typedef struct tshi_keeping {
     int writes;
 } tshi_keeping;
 
-/* Logs that a shard cannot be kept, and why, once a load. */
+/* Logs that a shard cannot be kept in the cache, and why; only once per load. */
 static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep, const char *why) {
     tshi_io *io = keep->io;
     if (io->cached < 2)
@@ -43971,7 +44336,7 @@ static TSHI_COLD void tshi_load_unkept(const tshi_keeping *keep, const char *why
     io->cached = 2;
 }
 
-/* Fails because a file that tshi_load_has has read cannot be read again. */
+/* Sets an error: a file of the cache that tshi_load_has has read cannot be read again. */
 static TSHI_COLD void tshi_load_lost(const tshi_keeping *keep) {
     (void)tsh_fail(keep->io->ctx, TSH_ERR_IO,
                    "%s: rank %d cannot read the shard of \"%s%.96s\" again that it has kept in "
@@ -43980,8 +44345,9 @@ static TSHI_COLD void tshi_load_lost(const tshi_keeping *keep) {
                    keep->io->cache->cache);
 }
 
-/* Fails because a shard is not the one whose hash rank 0 has sent: the model's files have changed
- * and kept their sizes and times (or .stamp), and what ranks have kept is of the files before. */
+/* Sets an error: a shard does not have the hash that rank 0 has sent. The model's files have
+ * changed but kept their sizes and times (or .stamp), so rank 0's hashes are those of the old
+ * files. */
 static TSHI_COLD void tshi_load_differs(const tshi_keeping *keep) {
     (void)tsh_fail(keep->io->ctx, TSH_ERR_IO,
                    "%s: rank 0 has sent rank %d a shard of \"%s%.96s\" that does not have the hash "
@@ -43990,7 +44356,8 @@ static TSHI_COLD void tshi_load_differs(const tshi_keeping *keep) {
                    keep->io->op, keep->io->ctx->world.rank, keep->item->prefix, keep->item->path);
 }
 
-/* Opens the file of this rank's shard of item, if there is a cache. keeps 0: none is written. */
+/* Opens the cache's file for this rank's shard of item, if there is a cache. keeps 0: opens no file
+ * for writing. */
 static tshi_keeping tshi_load_keep_begin(tshi_io *io, const tshi_io_item *item, int keeps) {
     tshi_keeping keep = {io, item, NULL, 0};
     if (!io->kept || !io->cache || io->ctx->world.rank == 0) return keep;
@@ -44007,7 +44374,7 @@ static tshi_keeping tshi_load_keep_begin(tshi_io *io, const tshi_io_item *item, 
     return keep;
 }
 
-/* Reads the next n elements of a shard that was kept; does nothing if it was not. */
+/* Reads the next n elements of a shard that an earlier load has kept; does nothing if none has. */
 static void tshi_load_keep_read(tshi_keeping *keep, int64_t n, char *bytes) {
     const size_t size = tshi_dtype_bytes(keep->item->file, n);
     if (!keep->file || keep->writes) return;
@@ -44026,7 +44393,8 @@ static void tshi_load_keep_write(tshi_keeping *keep, int64_t n, const char *byte
     keep->file = NULL;
 }
 
-/* Closes the file. One that was written gets its name if it is complete, and is removed if not. */
+/* Closes the shard's file. One that was written gets its final name if the shard is complete, and
+ * is removed if not. */
 static void tshi_load_keep_end(tshi_keeping *keep, int complete) {
     const tshi_io *io = keep->io;
     const unsigned char *digest;
@@ -44137,13 +44505,14 @@ static tsh_result tshi_load_serve(tshi_io *io, const tshi_io_item *item) {
 /* With .broadcast: gets n elements of a tensor, which rank 0 of the world has read, to `bytes` on
  * this rank. In the first replica, ranks receive their shard from rank 0; of a replicated tensor,
  * rank 0 of tp does, and broadcasts it over tp. In either case, the first replica then broadcasts
- * over dp. Ranks that have kept the shard have read it to `bytes`, and none is sent to a group all
- * of whose ranks have. */
+ * over dp. Ranks that have kept the shard have read it to `bytes` already; a group (tp or dp) all
+ * of whose ranks have kept it gets nothing. */
 static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64_t n, char *bytes) {
     tsh_ctx *ctx = io->ctx;
     const int whole = item->form->layout.kind != TSH_SHARDED;
     const int32_t *kept = io->kept ? io->kept + (item - io->item) : NULL;
-    /* 1: this rank has kept the shard; so have all ranks of tp; of dp */
+    /* own: 1: this rank has kept the shard in its .cache; in_tp, in_dp: 1: so have all ranks of tp,
+     * of dp */
     const int own = kept && kept[0], in_tp = kept && kept[io->items];
     const int in_dp = kept && kept[2 * io->items];
     int64_t sent = n;
@@ -44159,7 +44528,8 @@ static tsh_result tshi_load_receive(tshi_io *io, const tshi_io_item *item, int64
 }
 
 /* Reads or receives this rank's shard of a parameter or moment into t. With .broadcast, t is NULL
- * after an error: messages are received all the same. Returns an error only if a message failed. */
+ * after an error: the messages are still received, so that no rank waits. Returns an error only if
+ * a message failed. */
 static tsh_result tshi_load_values(tshi_io *io, const tshi_io_item *item, tsh_tensor *t) {
     tsh_ctx *ctx = io->ctx;
     const int reads = !io->broadcast || ctx->world.rank == 0;
@@ -44200,7 +44570,7 @@ static tsh_tensor *tshi_load_target(tshi_io *io, const tshi_io_item *item) {
     if (item->moment && (*item->moment || item->entry)) {
         if (*item->moment && !tshi_layout_equal(&(*item->moment)->layout, &form->layout, form->dim,
                                                 &io->ctx->deal)) {
-            tshi_tensor_release(*item->moment); /* it has an old layout: created anew below */
+            tshi_tensor_release(*item->moment); /* its layout is old: created anew below */
             *item->moment = NULL;
         }
         t = tshi_optim_moment(form, item->moment, item->dtype); /* creates the moment if needed */
@@ -44230,7 +44600,7 @@ static tsh_result tshi_load_item(tshi_io *io, const tshi_io_item *item) {
 }
 
 /* Checks the files against the model, then loads them. If ctx already has an error, only calls the
- * first tshi_io_agree, which the other ranks wait in. */
+ * first tshi_io_agree, in which the other ranks wait. */
 static tsh_result tshi_load_all(tshi_io *io) {
     tsh_ctx *ctx = io->ctx;
     int i;
@@ -44285,7 +44655,7 @@ TSH_API TSHI_COLD tsh_result tsh_load_with(tsh_module *module, const char *path,
 /* ========================================================================== */
 /* >>check                                            MARK: - check (private) */
 /* Checks for tests and users: hashes, equal replicas, finite differences.    */
-/* Needs: >>pipeline >>io.                                                    */
+/* Needs: >>pipeline-send >>io.                                               */
 /* ========================================================================== */
 
 /* tsh_check_replicas lists the tensors that should be equal on several ranks, with a hash of each,
@@ -44320,12 +44690,12 @@ typedef struct tshi_replica {
 typedef struct tshi_replicas {
     tshi_replica *each; /* the tensors, shape (count); NULL: they are only counted */
     int count;          /* number of tensors counted or listed so far */
-    int tied;           /* 1: only parameters tied across pipeline stages; 0: all of this stage */
+    int tied;           /* 1: lists parameters tied across pipeline stages; 0: all of this stage */
 } tshi_replicas;
 
 /* Counts the tensor t, which is param or one of its moments; if all->each is not NULL, also lists
- * it. A t that is NULL or has no values is left out if holds is NULL; else it is counted, too,
- * since all ranks of pp need the same list. what, holds: see tshi_replica. */
+ * it. Leaves out a t that is NULL or has no values, unless holds is given: all ranks of pp need the
+ * same list. what, holds: see tshi_replica. */
 static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const tsh_tensor *t,
                             const char *what, const unsigned char *holds) {
     const int found = t && t->block;
@@ -44352,8 +44722,8 @@ static void tshi_check_list(tshi_replicas *all, const tsh_tensor *param, const t
     r->hash = (int64_t)((hash ^ low * 3) >> 1); /* 63 bits, so not negative */
 }
 
-/* Lists a parameter, its moments in every optimiser that updates it, averages of it, and its outer
- * weights. holds: see tshi_replica. */
+/* Lists a parameter, its moments in every optimiser that updates it, its averages, and what a
+ * tsh_outer keeps of it. holds: see tshi_replica. */
 static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
                            const unsigned char *holds) {
     static const char *const what[TSH_MAX_MOMENTS] = {
@@ -44371,7 +44741,7 @@ static void tshi_check_all(tshi_replicas *all, const tsh_tensor *param,
             if (ema->each[i].param == param)
                 tshi_check_list(all, param, ema->each[i].average, "the average of ", holds);
     for (int i = first; i < all->count && all->each && param->ctx->outers; i++)
-        all->each[i].over_dp = 0; /* replicas that train apart */
+        all->each[i].over_dp = 0; /* with tsh_outer, replicas differ between its exchanges */
     for (const tsh_outer *outer = param->ctx->outers; outer; outer = outer->older)
         for (int i = 0; i < outer->count; i++) {
             if (outer->each[i].param != param) continue;
@@ -44636,7 +45006,7 @@ static void tshi_trace_file_put(tshi_trace_file *out, const char *text) {
     }
 }
 
-/* Appends text as it stands between the quotes of a JSON string, escaped. */
+/* Appends text to out->message, escaped for use between the quotes of a JSON string. */
 static void tshi_trace_file_string(tshi_trace_file *out, const char *text) {
     char one[8]; /* one character, escaped */
     for (; *text; text++) tshi_trace_file_put(out, tshi_io_escape(*text, one));

@@ -487,12 +487,13 @@ typedef struct tshi_uv_fifo {
  * for the peer (>>uv-shm). */
 enum {
     TSHI_UV_SHM_GROUPS = 128,    /* most groups of a rank that use shared memory */
-    TSHI_UV_SHM_PAGE = 4096,     /* bytes of a row before its ring */
+    TSHI_UV_SHM_PAGE = 4096,     /* size in bytes of a row's page of counters */
     TSHI_UV_SHM_SIZE = 1 << 30,  /* bytes of a segment, most of them without memory behind them */
     TSHI_UV_SHM_PIECE = 32 << 10 /* most bytes copied before the peer is told of them */
 };
 
-/* Where the rows of one group are in a segment. Atomic; written by the segment's owner. */
+/* Where the rows of one group are in a segment. All fields are atomic, and written by the segment's
+ * owner only. */
 typedef struct tshi_uv_shm_entry {
     uint64_t id;     /* id of the group; 0: the entry is free */
     uint64_t offset; /* offset of the group's first row in the segment */
@@ -501,8 +502,8 @@ typedef struct tshi_uv_shm_entry {
 
 typedef struct tshi_uv_shm_segment {
     uint64_t sleeps; /* atomic: odd while the owner's thread sleeps; grows with each sleep */
-    char apart[56];  /* so that `sleeps` has a cache line of its own */
-    tshi_uv_shm_entry group[TSHI_UV_SHM_GROUPS]; /* [0]: the world's group */
+    char apart[56];  /* padding: gives `sleeps` a cache line of its own */
+    tshi_uv_shm_entry group[TSHI_UV_SHM_GROUPS]; /* [0]: entry of the world's group */
     /* [r]: atomic: 1: the owner has mapped the segment of world rank r, and has rows for it */
     unsigned char near[TSHI_UV_RANKS];
 } tshi_uv_shm_segment;
@@ -525,7 +526,7 @@ typedef struct tshi_uv_pipe {
     int64_t *sent, *taken;
     const int64_t *peer_sent, *peer_taken; /* the peer's counters of the same names */
     const tshi_uv_shm_entry *theirs;       /* the group's entry in the peer's segment */
-    int64_t seen_sent, seen_taken;         /* what this rank has read there last */
+    int64_t seen_sent, seen_taken;         /* peer_sent and peer_taken as read last */
     int64_t wrote, read;                   /* positions of the next byte to write, and to read */
     int64_t payload; /* position at which the payload of the frame that is being read begins */
 } tshi_uv_pipe;
@@ -555,7 +556,7 @@ typedef struct tshi_uv_link {
     int want, polled;    /* libuv events (UV_READABLE, ...): want: awaited; polled: watched now */
     uint64_t wrote, got; /* atomic: bytes written to, and read from, the socket, with headers */
     int awaits; /* atomic: not 0 if the caller's thread sleeps until the peer sends more bytes */
-    uint64_t peer_got;   /* control thread: bytes received by the peer, says its last AWAIT */
+    uint64_t peer_got;   /* control thread: bytes that the peer had received at its last AWAIT */
     int64_t peer_got_at; /* control thread: when the peer's last AWAIT message arrived */
     /* control thread: since when written bytes do not arrive (peer_got does not grow and is less
      * than wrote); 0: they arrive */
@@ -613,7 +614,8 @@ typedef struct tshi_uv_hello {
 typedef enum tshi_uv_option {
     TSHI_UV_CHECKED = 1, /* a data connection has checksums */
     TSHI_UV_SEALED = 2,  /* the connection is encrypted; it has tags in place of checksums */
-    /* by AES-256-GCM, for which both processors have instructions; else by ChaCha20-Poly1305 */
+    /* encryption is by AES-256-GCM, for which both processors have instructions; else by
+     * ChaCha20-Poly1305 */
     TSHI_UV_AES = 4
 } tshi_uv_option;
 
@@ -695,7 +697,7 @@ typedef enum tshi_uv_state {
 /* A growing array of bytes, received or to be sent. */
 typedef struct tshi_uv_buffer {
     char *data;
-    size_t used, room; /* bytes in use; bytes allocated */
+    size_t used, room; /* used: bytes in use; room: bytes allocated */
 } tshi_uv_buffer;
 
 /* A position in a message that is being written, or read, field by field. */
@@ -774,11 +776,11 @@ typedef enum tshi_uv_phase {
     /* the client hello has arrived; its proof is checked once rank 0's address table has, too */
     TSHI_UV_HAS_HELLO,
     TSHI_UV_REPLIES, /* the reply is being sent */
-    TSHI_UV_SHARES   /* client or server of a SHARE: the handshake is over, the other's segment is
-                        awaited */
+    TSHI_UV_SHARES   /* purpose SHARE: the handshake is over, and this rank awaits the other's
+                        segment of shared memory */
 } tshi_uv_phase;
 
-/* Ephemeral keys of a server, which no client has answered yet. */
+/* Ephemeral keys of a server (this rank), which no client has answered yet. */
 typedef struct tshi_uv_share {
     unsigned char scalar[32], share[32]; /* private key; public key */
     int64_t until;                       /* after this time they are not sent to another client */
@@ -805,7 +807,7 @@ typedef struct tshi_uv_conn {
     size_t in_used, in_need, out_used;
     int welcome;   /* server: 1 if the reply accepts the client */
     unsigned char scalar[32]; /* this end's ephemeral private key, until session is computed */
-    int64_t share_until;      /* server: tshi_uv_share.until of that key */
+    int64_t share_until;      /* server: time after which no other client gets that key */
     unsigned char session[32]; /* session secret, from which all keys of the connection come */
     char name[80]; /* host:port of the other end */
 } tshi_uv_conn;
@@ -840,10 +842,11 @@ struct tsh_uv_world {
     const char *host_from;        /* name of the field or variable that gave host, for errors */
     int port;                     /* TCP port of rank 0 */
     tsh_logger logger;
-    /* by world rank: segments of shared memory; while the world forms, the control thread's */
+    /* segments of shared memory, by world rank; used by the control thread while the world forms,
+     * then by the caller's thread */
     tshi_uv_near *near;
     int segment;                       /* descriptor of this rank's own segment, -1: none */
-    int shm_sizes[TSHI_UV_SHM_GROUPS]; /* ranks of the group of each entry of that segment */
+    int shm_sizes[TSHI_UV_SHM_GROUPS]; /* [i]: ranks of the group of that segment's entry i */
 
     /* The fields below are used by the caller's thread. */
     uv_loop_t loop;
@@ -882,7 +885,7 @@ struct tsh_uv_world {
     uv_timer_t tick;          /* ends the sleep of `control` at a given time */
     uv_async_t wake_control;  /* the caller's thread uses it to end the sleep of `control` */
     uv_poll_t *listening;     /* watches listener; NULL: no listener, or accepting is paused */
-    uv_poll_t *shm_listening; /* watches shm_listener; NULL: the same */
+    uv_poll_t *shm_listening; /* watches shm_listener; NULL: not open, or paused */
     int shm_listener; /* Unix socket on which ranks of this host ask for the segment; -1: none */
     int listener,     /* listening socket; -1: none */
         /* tabled: 1: rank 0's address table is known; told_ready: 1: READY is sent */
@@ -1390,16 +1393,16 @@ static void tshi_uv_blocked_fields(tshi_uv_cursor *c, tshi_uv_blocked *s, int si
 /* Needs: >>uv-wire.                                                          */
 /* ========================================================================== */
 
-/* TAG: bytes that a record is longer than what it holds. RECORDS_PER_KEY: records after which a
- * direction takes its next key. */
+/* TAG: bytes of the tag at a record's end. RECORDS_PER_KEY: records after which a direction takes
+ * its next key. */
 enum { TSHI_UV_TAG = 16, TSHI_UV_RECORDS_PER_KEY = 1 << 24 };
 
 /* ---- CPace (draft-irtf-cfrg-cpace, CPaceRistretto255 with SHA-512) ---- */
 
-/* A text that is hashed, of less than 128 bytes. */
+/* A text to be hashed, of less than 128 bytes. */
 typedef struct tshi_uv_hashed {
     const void *at;
-    size_t size; /* in bytes */
+    size_t size; /* length of the text in bytes */
 } tshi_uv_hashed;
 
 /* Hashes n texts, each with its length before it. */
@@ -1422,7 +1425,7 @@ static void tshi_uv_cpace_generator(tshi_uv_hashed key, tshi_uv_hashed channel, 
     parts[0].at = "CPaceRistretto255";
     parts[0].size = 17;
     parts[1] = key;
-    parts[2].at = zeros; /* they fill a block of SHA-512 (128 bytes) with what is before them */
+    parts[2].at = zeros; /* zeros fill up the first block of SHA-512 (128 bytes) */
     parts[2].size = 128 - 18 - (1 + key.size) - 1;
     parts[3] = channel;
     parts[4] = id;
@@ -1456,8 +1459,9 @@ static int tshi_uv_cpace_key(const unsigned char scalar[32], const unsigned char
 /* ---- the session secret of a connection ---- */
 
 /* Draws an ephemeral private key (scalar), and computes the public one (share), which the hello
- * carries to the other end. secret: hash of the shared key. The server greets before it knows who
- * the client is, so the generator does not depend on the ranks; the session secret does. */
+ * carries to the other end. secret: hash of the shared key. The server sends its hello before it
+ * knows who the client is, so the share's generator does not depend on the ranks; the session
+ * secret does. */
 static void tshi_uv_new_share(const unsigned char secret[32], unsigned char scalar[32],
                               unsigned char share[32]) {
     unsigned char generator[32];
@@ -1504,9 +1508,10 @@ typedef struct tshi_uv_cipher {
     int aes;                           /* 1: AES-256-GCM, 0: ChaCha20-Poly1305 */
 } tshi_uv_cipher;
 
-/* What an encrypted connection has beside its socket. A control connection has ciphers only. */
+/* What an encrypted connection has beside its socket. A control connection uses the ciphers
+ * only. */
 struct tshi_uv_channel {
-    tshi_uv_cipher out, in; /* this end's key, and the other end's */
+    tshi_uv_cipher out, in; /* for records that this end sends, and receives */
     /* records of a data connection that are to be sent, and that have arrived */
     tshi_uv_buffer outgoing, incoming;
     size_t sent;   /* bytes of `outgoing` that are sent */
@@ -1524,8 +1529,8 @@ static void tshi_uv_cipher_key(tshi_uv_cipher *cipher) {
     sodium_memzero(cipher->key, sizeof cipher->key);
 }
 
-/* who: whose records the cipher is for, 'C' for the client's or 'S' for the server's. agreed: what
- * the handshake has agreed on (TSHI_UV_SEALED, ...). */
+/* Sets the first key of a cipher. who: the end that sends the records, 'C' for client or 'S' for
+ * server. agreed: what the handshake has agreed on (TSHI_UV_SEALED, ...). */
 static void tshi_uv_cipher_begin(tshi_uv_cipher *cipher, const unsigned char session[32], char who,
                                  int agreed) {
     unsigned char label[3] = {'k', (unsigned char)who, (unsigned char)agreed};
@@ -1534,7 +1539,8 @@ static void tshi_uv_cipher_begin(tshi_uv_cipher *cipher, const unsigned char ses
     tshi_uv_cipher_key(cipher);
 }
 
-/* Returns the ciphers of a connection whose handshake gave `session`. NULL: no memory. */
+/* Returns the ciphers of a connection whose handshake gave the secret `session`. client 1: this end
+ * is the client. NULL: no memory. */
 static tshi_uv_channel *tshi_uv_channel_new(const unsigned char session[32], int client,
                                             int agreed) {
     tshi_uv_channel *channel = (tshi_uv_channel *)calloc(1, sizeof *channel);
@@ -1553,8 +1559,8 @@ static void tshi_uv_channel_free(tshi_uv_channel **channel) { /* Erases the keys
     *channel = NULL;
 }
 
-/* Writes the nonce of the cipher's next record, after a change of the key if that is due. Both ends
- * count alike, so no nonce is sent. */
+/* Writes the nonce (record number) of the cipher's next record; takes a new key first if that is
+ * due. Both ends count alike, so no nonce is sent. */
 static void tshi_uv_cipher_nonce(tshi_uv_cipher *cipher, unsigned char nonce[12]) {
     tshi_uv_cursor c = tshi_uv_cursor_over(nonce, 12, 1);
     if (cipher->count == TSHI_UV_RECORDS_PER_KEY) tshi_uv_cipher_key(cipher);
@@ -1598,7 +1604,7 @@ static int tshi_uv_unseal(tshi_uv_cipher *cipher, const void *record, size_t n, 
 #if defined(MSG_NOSIGNAL)
 #define TSHI_UV_NOSIGNAL MSG_NOSIGNAL
 #elif defined(SO_NOSIGPIPE)
-#define TSHI_UV_NOSIGNAL 0 /* no flag of send(): SO_NOSIGPIPE is set on the socket */
+#define TSHI_UV_NOSIGNAL 0 /* SO_NOSIGPIPE, set on the socket, replaces the flag */
 #else
 #error "tshard_uv.h needs MSG_NOSIGNAL or SO_NOSIGPIPE: on macOS define _DARWIN_C_SOURCE, too"
 #endif
@@ -1789,19 +1795,21 @@ static tshi_uv_shm_segment *tshi_uv_segment_of(const tsh_uv_world *world, int ra
     return (tshi_uv_shm_segment *)(void *)world->near[rank].base; /* NULL: it is not mapped */
 }
 
-/* Returns the bytes of a ring in a group of `size` ranks: less in a larger group. */
+/* Returns the size in bytes of a ring (a circular buffer) in a group of `size` ranks: smaller in a
+ * larger group. */
 static int64_t tshi_uv_shm_ring(int size) {
     int64_t bytes = 256 << 10;
     while (bytes > 16 << 10 && bytes * size > 2 << 20) bytes /= 2;
     return bytes;
 }
 
-/* Returns the offset of row i of a group's rows, of `size` ranks; i as in group->link. */
+/* Returns the offset of row i from the first row of a group of `size` ranks. Row i belongs to the
+ * connection group->link[i]. */
 static int64_t tshi_uv_shm_row(int size, int i) {
     return (TSHI_UV_SHM_PAGE + tshi_uv_shm_ring(size)) * i;
 }
 
-/* Returns the offset in a segment of its first row. */
+/* Returns the offset in a segment of its first row (counters and ring of one connection). */
 static int64_t tshi_uv_shm_begin(void) {
     return ((int64_t)sizeof(tshi_uv_shm_segment) / TSHI_UV_SHM_PAGE + 1) * TSHI_UV_SHM_PAGE;
 }
@@ -1811,12 +1819,12 @@ static int64_t tshi_uv_shm_begin(void) {
 extern long syscall(long number, ...); /* hidden under -std=c99, as are the functions called here */
 #endif
 
-/* The system's numbers: MFD_CLOEXEC | MFD_ALLOW_SEALING; F_ADD_SEALS, F_GET_SEALS; F_SEAL_SEAL |
- * F_SEAL_SHRINK | F_SEAL_GROW. */
+/* The values of names that -std=c99 hides: MFD_CLOEXEC | MFD_ALLOW_SEALING; F_ADD_SEALS,
+ * F_GET_SEALS; F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW. */
 enum { TSHI_UV_MFD = 3, TSHI_UV_ADD_SEALS = 1033, TSHI_UV_GET_SEALS = 1034, TSHI_UV_SEALS = 7 };
 
-/* Puts memory behind n bytes of this rank's segment. Returns 0 if the system refuses (errno). Does
- * so in pieces, since a signal makes the system undo what it has begun. */
+/* Allocates memory for n bytes of this rank's segment. Returns 0 if the system refuses (errno).
+ * Does so in pieces, since a signal makes the system undo what it has begun. */
 static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
     const int64_t piece = 256 << 10;
     for (int64_t now; n > 0; offset += now, n -= now) {
@@ -1901,7 +1909,8 @@ static void tshi_uv_shm_unmap(tshi_uv_near *near) {
 }
 #endif
 
-/* Says once that this rank does without shared memory, and why. */
+/* Logs that this rank uses no shared memory, and why (errno), and sets world->shm to 0. Does
+ * nothing if that is 0 already. */
 static void tshi_uv_shm_without(tsh_uv_world *world, const char *what) {
     if (world->shm)
         tsh_log_message(&world->logger,
@@ -1933,18 +1942,18 @@ static void tshi_uv_shm_end(tsh_uv_world *world) { /* Unmaps all segments. */
     free(world->near);
 }
 
-/* Wakes the thread of a rank of this host, if it sleeps: once per sleep. */
+/* Rings the bell of a rank of this host if its thread sleeps, once per sleep. */
 static void tshi_uv_shm_wake(tsh_uv_world *world, int rank) {
     tshi_uv_near *near = &world->near[rank];
     const uint64_t one = 1, sleeps = TSHI_UV_GET(&tshi_uv_segment_of(world, rank)->sleeps);
     if (!(sleeps & 1) || sleeps == near->rung) return;
     near->rung = sleeps;
-    if (write(near->bell, &one, sizeof one) < 0) near->rung = 0; /* rings again next time */
+    if (write(near->bell, &one, sizeof one) < 0) near->rung = 0; /* failed: rings again next time */
 }
 
-/* Says in this rank's segment that its thread is about to sleep (1), or is awake (0). Whoever
- * writes for it looks here after writing; so it must look for such bytes after saying that it
- * sleeps. */
+/* Marks in this rank's segment that its thread is about to sleep (`asleep` 1), or is awake (0). A
+ * peer that has written bytes for it reads the mark, to ring the bell; so after setting the mark,
+ * this rank must look for bytes once more before it sleeps. */
 static void tshi_uv_shm_sleeps(const tsh_uv_world *world, int asleep) {
     tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
     if (own && (int)(own->sleeps & 1) != asleep) TSHI_UV_PUT(&own->sleeps, own->sleeps + 1);
@@ -1965,19 +1974,19 @@ static tshi_uv_shm_entry *tshi_uv_shm_find(const tsh_uv_world *world, int rank, 
     return NULL;
 }
 
-/* Puts memory behind the rows for member m of a group, whose rows begin at `offset` of this rank's
- * segment. Returns 0 if there is none. */
+/* Allocates memory for the two rows for member m of a group, whose rows begin at `offset` of this
+ * rank's segment. Returns 0 if the system refuses (errno). */
 static int tshi_uv_shm_rows(const tsh_uv_world *world, int64_t offset, int size, int m) {
-    for (int i = m; i < 2 * size; i += size) { /* for collectives, for messages */
+    for (int i = m; i < 2 * size; i += size) { /* row m: collectives; size + m: messages */
         int64_t at = offset + tshi_uv_shm_row(size, i);
         if (!tshi_uv_shm_reserve(world, at, tshi_uv_shm_row(size, 1))) return 0;
-        memset(world->near[world->rank].base + at, 0, TSHI_UV_SHM_PAGE); /* the counters */
+        memset(world->near[world->rank].base + at, 0, TSHI_UV_SHM_PAGE); /* clears the counters */
     }
     return 1;
 }
 
-/* Frees the entries of groups that this rank and all that share memory with it have closed. Returns
- * a free entry, NULL: none. */
+/* Frees the entries of groups in this rank's segment that it and all that share memory with it have
+ * closed. Returns a free entry; NULL: there is none. */
 static tshi_uv_shm_entry *tshi_uv_shm_free_entry(const tsh_uv_world *world) {
     tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
     tshi_uv_shm_entry *found = NULL;
@@ -1994,7 +2003,8 @@ static tshi_uv_shm_entry *tshi_uv_shm_free_entry(const tsh_uv_world *world) {
     return found;
 }
 
-/* Returns the lowest offset in this rank's segment at which n bytes are free; 0: none. */
+/* Returns the lowest offset in this rank's segment at which n bytes are free; 0: none. sizes[i]:
+ * ranks of the group of entry i. */
 static int64_t tshi_uv_shm_gap(const tsh_uv_world *world, const int *sizes, int64_t n) {
     const tshi_uv_shm_segment *own = tshi_uv_segment_of(world, world->rank);
     int64_t at = tshi_uv_shm_begin();
@@ -2002,14 +2012,15 @@ static int64_t tshi_uv_shm_gap(const tsh_uv_world *world, const int *sizes, int6
         int64_t from = (int64_t)own->group[i].offset;
         int64_t to = from + tshi_uv_shm_row(sizes[i], 2 * sizes[i]);
         if (!own->group[i].id || at >= to || at + n <= from) continue;
-        at = to; /* they overlap: tries behind this group, from the first entry on */
+        at = to; /* overlap: tries behind this group, and checks all entries again */
         i = -1;
     }
     return at + n <= TSHI_UV_SHM_SIZE ? at : 0;
 }
 
-/* Gives a new group rows in this rank's segment, before its connections are made: so each member
- * finds the rows of those that it is connected to. Without rows the group uses TCP. */
+/* Gives a new group rows in this rank's segment (a ring for each connection), before its
+ * connections are made: so each member finds the rows of those that it is connected to. Without
+ * rows the group uses TCP. */
 static void tshi_uv_shm_publish(tshi_uv_group *group) {
     tsh_uv_world *world = group->world;
     tshi_uv_shm_entry *entry;
@@ -2035,7 +2046,8 @@ static void tshi_uv_shm_publish(tshi_uv_group *group) {
     TSHI_UV_PUT(&entry->id, group->id);
 }
 
-/* Sets up the rings of one connection, row i of both ranks' rows (mine, theirs). */
+/* Sets up the rings of the connection group->link[i]. mine, theirs: the group's entry in the
+ * segment of this rank, and of the peer. */
 static void tshi_uv_shm_pipe(tshi_uv_group *group, int i, const tshi_uv_shm_entry *mine,
                              const tshi_uv_shm_entry *theirs) {
     tsh_uv_world *world = group->world;
@@ -2056,15 +2068,16 @@ static void tshi_uv_shm_pipe(tshi_uv_group *group, int i, const tshi_uv_shm_entr
     pipe->theirs = theirs;
 }
 
-/* Returns 1 if a group of `size` ranks may have this entry: its rows are in the segment. */
+/* Returns 1 if the entry of a group of `size` ranks is valid: all of its rows are in the
+ * segment. */
 static int tshi_uv_shm_valid(const tshi_uv_shm_entry *entry, int size) {
     return entry && entry->offset % TSHI_UV_SHM_PAGE == 0 &&
            entry->offset <= (uint64_t)(TSHI_UV_SHM_SIZE - tshi_uv_shm_row(size, 2 * size));
 }
 
-/* Called once a group's connections are made: those between ranks that share memory use it from
- * here on. Both ends of a connection choose alike, as each reads the group's entry in the segments
- * of both. */
+/* Called once a group's connections are made: those between ranks that share memory use it, not
+ * their sockets, from here on. Both ends of a connection choose alike, as each reads the group's
+ * entry in the segments of both. */
 static void tshi_uv_shm_link(tshi_uv_group *group) {
     tsh_uv_world *world = group->world;
     const int own = world->rank, size = group->size;
@@ -2086,7 +2099,8 @@ static void tshi_uv_shm_link(tshi_uv_group *group) {
             if (!tshi_uv_shm_pair(world, group->ranks[a], group->ranks[b])) group->whole = 0;
 }
 
-/* Says in this rank's segment that it has closed the group, and wakes those who may wait for it. */
+/* Marks in this rank's segment that it has closed the group, and wakes the members that share
+ * memory with it, which may wait for it. */
 static void tshi_uv_shm_leave(tshi_uv_group *group) {
     tsh_uv_world *world = group->world;
     tshi_uv_shm_entry *mine = world->near ? tshi_uv_shm_find(world, world->rank, group->id) : NULL;
@@ -2497,10 +2511,11 @@ static tsh_result tshi_uv_cannot(tsh_uv_world *world, tsh_result code, const cha
 #define TSHI_UV_DAMAGED_TEXT                                                                       \
     "the %s connection of rank %d (%s) and rank %d (%s) changes bytes: the %s of %s%s is wrong; "  \
     "is a network card, cable or switch between them faulty?"
-/* What shows damage on a connection; channel NULL: it is not encrypted. */
+/* What reveals damaged bytes on a connection: the tag if it is encrypted, else (channel NULL) the
+ * checksum. */
 #define TSHI_UV_CHECK_OF(channel) ((channel) ? "tag" : "checksum")
 
-/* Returns the group with this id; NULL: none. The caller must hold the lock. */
+/* Returns the open group with this id; NULL: there is none. The caller must hold the lock. */
 static tshi_uv_group *tshi_uv_find_group(const tsh_uv_world *world, uint64_t id) {
     tshi_uv_group *group = world->groups;
     while (group && group->id != id) group = group->next;
@@ -2570,8 +2585,8 @@ static void tshi_uv_flush(tshi_uv_peer *peer) {
     }
 }
 
-/* Sends world->outgoing, n bytes with the place of a checksum after length and type, as two
- * records. */
+/* Encrypts and sends world->outgoing, a message of n bytes, as two records: length and type; the
+ * payload. The place of a checksum between these is left out. */
 static void tshi_uv_post_sealed(tshi_uv_peer *peer, size_t n) {
     const unsigned char *bytes = peer->world->outgoing.bytes;
     const size_t head = TSHI_UV_MESSAGE_HEAD - TSHI_UV_MESSAGE_TAIL; /* length and type */
@@ -2778,14 +2793,14 @@ static void tshi_uv_lacks_memory(tsh_uv_world *world, int rank) {
 
 /* ---- finding out that the network is cut ---- */
 
-/* Returns in ns how much time may pass between two events of a pulse (tshi_uv_pulse). A longer time
- * is a gap: heartbeats are missing. */
+/* Returns the longest time in ns that may pass between two events of a pulse (tshi_uv_pulse). A
+ * longer time is a gap: heartbeats are missing. */
 static int64_t tshi_uv_gap(const tsh_uv_world *world) {
     return world->heartbeat / 3;
 }
 
-/* Records in `pulse`, one of the peer's, that its event occurred at time `at`. Time in which this
- * thread itself did not run does not count as a gap between events. */
+/* Records in `pulse` (peer->heard or peer->acked) that its event occurred at time `at`. Time in
+ * which this thread itself did not run does not count as a gap between events. */
 static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) {
     const tsh_uv_world *world = peer->world;
     int64_t now = tsh_now(), gap = tshi_uv_gap(world);
@@ -2794,8 +2809,8 @@ static void tshi_uv_beats(tshi_uv_peer *peer, tshi_uv_pulse *pulse, int64_t at) 
     pulse->last = at;
 }
 
-/* If the peer's system has acknowledged the bytes up to peer->mark, updates peer->acked and sets
- * the next mark. */
+/* If the peer's system has acknowledged the first peer->mark bytes sent to it, updates peer->acked
+ * and sets the next mark. */
 static void tshi_uv_look(tshi_uv_peer *peer) {
     int left = tshi_uv_unacknowledged(peer->fd);
     int64_t now = tsh_now();
@@ -2961,7 +2976,7 @@ static void tshi_uv_decide(tsh_uv_world *world, int64_t now) {
 static uint64_t tshi_uv_blocked_started(const tshi_uv_blocked *s, uint64_t group) {
     for (int i = 0; i < s->groups; i++)
         if (s->groups_of[i].id == group) return s->groups_of[i].started;
-    return UINT64_MAX; /* the group is not listed: assumes that all were started */
+    return UINT64_MAX; /* the group is not listed: assumes that all its collectives were started */
 }
 
 /* Returns how many RECVs from world rank `peer` (`receives` 1), or SENDs to it (`receives` 0), a
@@ -3155,8 +3170,8 @@ static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
     return conn;
 }
 
-/* Gives an accepted connection its ephemeral keys. Strangers who come and go get those of others
- * who went before: the keys cost more time (50 us) than all else that is done for a stranger. */
+/* Gives an accepted connection its ephemeral keys: unused ones of an earlier connection, if there
+ * are any, since new keys take 50 us, more than all else that is done for a stranger. */
 static void tshi_uv_give_share(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int64_t now = tsh_now();
@@ -3228,8 +3243,8 @@ TSH_PRINTF(2, 3) static void tshi_uv_hindered(tsh_uv_world *world, const char *f
     va_end(list);
 }
 
-/* Computes conn->session, from this end's private key and the other end's share. Returns 0 if that
- * is not a valid one. */
+/* Computes conn->session, the session secret, from this end's private key and the other end's
+ * public one (its share). Returns 0 if the share is not valid. */
 static int tshi_uv_set_session(tshi_uv_conn *conn) {
     const tsh_uv_world *world = conn->world;
     const tshi_uv_hello *hello = &conn->hello;
@@ -3298,7 +3313,7 @@ static tshi_uv_reply tshi_uv_check_hello(const tshi_uv_conn *conn, int64_t *valu
     if (hello->purpose == TSHI_UV_SHARE) return world->forming ? TSHI_UV_WELCOME : TSHI_UV_UNKNOWN;
     peer = &world->peer[hello->client];
     same = peer->process == hello->process;
-    if (hello->purpose <= TSHI_UV_CONTROL) { /* JOIN or CONTROL */
+    if (hello->purpose <= TSHI_UV_CONTROL) { /* a control connection */
         if (peer->state != TSHI_UV_ABSENT &&
             (!same || !world->forming || peer->state != TSHI_UV_THERE || peer->used))
             return TSHI_UV_TAKEN;
@@ -3310,7 +3325,8 @@ static tshi_uv_reply tshi_uv_check_hello(const tshi_uv_conn *conn, int64_t *valu
     return link->fd < 0 || same ? TSHI_UV_WELCOME : TSHI_UV_TAKEN;
 }
 
-/* Returns what this rank wants of the connection fd, and can: bits of tshi_uv_option. */
+/* Returns bits of tshi_uv_option: whether this rank wants checksums or encryption on the connection
+ * fd, and whether it has instructions for AES. */
 static int tshi_uv_wants(const tsh_uv_world *world, int fd) {
     tshi_uv_address own;
     int far = !tshi_uv_end_of(fd, 0, &own) || !tshi_uv_loopback(&own);
@@ -3390,8 +3406,8 @@ static void tshi_uv_unproven(tshi_uv_conn *conn, const char *why) {
                  world->obstacle);
 }
 
-/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if what it
- * read is wrong, so that the connection is to end. */
+/* Reads the server hello in conn->in and puts the client hello into conn->out. Returns 0 if the
+ * server hello is wrong, so that the connection is to end. */
 static int tshi_uv_make_hello(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     tshi_uv_hello *hello = &conn->hello;
@@ -3576,7 +3592,7 @@ static tshi_uv_address tshi_uv_share_address(const tsh_uv_world *world, int rank
 
 /* Returns 1 if the process at the other end of a Unix socket is of this user. */
 static int tshi_uv_same_user(int fd) {
-    struct { /* ucred, which strict POSIX hides */
+    struct { /* struct ucred, which strict POSIX hides */
         int pid;
         unsigned uid, gid;
     } peer = {-1, 0, 0};
@@ -3590,7 +3606,8 @@ typedef union tshi_uv_passage {
     char bytes[CMSG_SPACE(2 * sizeof(int))];
 } tshi_uv_passage;
 
-/* Fills a message of one byte, and of a control message in `passage`. */
+/* Fills `message`: one byte of data, and a control message in `passage` that can carry two
+ * descriptors. */
 static void tshi_uv_passing(struct msghdr *message, struct iovec *iov, char *byte,
                             tshi_uv_passage *passage) {
     memset(message, 0, sizeof *message);
@@ -3603,7 +3620,8 @@ static void tshi_uv_passing(struct msghdr *message, struct iovec *iov, char *byt
     message->msg_controllen = sizeof passage->bytes;
 }
 
-/* Sends this rank's segment and bell. Returns 0 if that failed. */
+/* Sends the descriptors of this rank's segment and bell on a Unix socket. Returns 0 if that
+ * failed. */
 static int tshi_uv_give_segment(const tsh_uv_world *world, int fd) {
     const int fds[2] = {world->segment, world->near[world->rank].bell};
     tshi_uv_passage passage;
@@ -3620,7 +3638,8 @@ static int tshi_uv_give_segment(const tsh_uv_world *world, int fd) {
     return sendmsg(fd, &message, TSHI_UV_NOSIGNAL) == 1;
 }
 
-/* Receives a segment and a bell. Returns 1: they are in fds; 0: call again later; -1: failed. */
+/* Receives the descriptors of a segment and a bell. Returns 1: they are in fds; 0: call again
+ * later; -1: failed. */
 static int tshi_uv_take_segment(int fd, int fds[2]) {
     tshi_uv_passage passage;
     struct msghdr message;
@@ -3637,11 +3656,12 @@ static int tshi_uv_take_segment(int fd, int fds[2]) {
         return -1;
     memcpy(fds, CMSG_DATA(head), sizeof fds[0] * 2);
     if (head->cmsg_len == CMSG_LEN(2 * sizeof(int))) return 1;
-    (void)close(fds[0]); /* there was a descriptor to spare for one of them only */
+    (void)close(fds[0]); /* this process had a free descriptor for one of the two only */
     return -1;
 }
 
-/* Begins to listen for ranks of this host. Without that they use TCP. */
+/* Begins to listen on a Unix socket for ranks of this host. If that fails, they use TCP with this
+ * one. */
 static void tshi_uv_share_listen(tsh_uv_world *world) {
     tshi_uv_address at = tshi_uv_share_address(world, world->rank);
     if (!world->near[world->rank].base) return;
@@ -3649,16 +3669,16 @@ static void tshi_uv_share_listen(tsh_uv_world *world) {
     if (world->shm_listener < 0) tshi_uv_shm_without(world, "open a Unix socket");
 }
 
-/* Called at both ends when they are authenticated: sends this rank's segment, if it is the client's
- * turn, and awaits the other's. Returns 0, or -1 if the connection is to end. */
+/* Called at both ends once they are authenticated. The client sends its segment; then each end
+ * awaits the other's. Returns 0, or -1 if the connection is to end. */
 static int tshi_uv_share_begin(tshi_uv_conn *conn) {
     conn->phase = TSHI_UV_SHARES;
     return !conn->dialled || tshi_uv_give_segment(conn->world, conn->fd) ? 0 : -1;
 }
 
-/* Takes the other rank's segment; the server then sends its own. Returns 1: done, also where one
- * end cannot share, so that this pair uses TCP; 0: call again later; -1: the connection is to
- * end. */
+/* Receives and maps the other rank's segment; the server then sends its own. Returns 1: done, also
+ * if one end cannot share, so that this pair uses TCP; 0: call again later; -1: the connection is
+ * to end. */
 static int tshi_uv_share_step(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     const int rank = conn->dialled ? conn->hello.server : conn->hello.client;
@@ -3716,7 +3736,7 @@ static void tshi_uv_share_end(tsh_uv_world *world) { /* Stops listening for rank
 /* ========================================================================== */
 
 /* Returns an error if other hosts can reach `address`, and neither a key nor TSHARD_INSECURE is
- * set. */
+ * set; else TSH_OK. */
 static tsh_result tshi_uv_need_key(tsh_uv_world *world, const tshi_uv_address *address,
                                    tsh_error *error) {
     char host[64]; /* the address as numbers, for the error */
@@ -3750,8 +3770,8 @@ static void tshi_uv_add_dial(tsh_uv_world *world, tshi_uv_purpose purpose, uint6
 }
 
 #if TSHI_UV_SHM
-/* Adds a connection to ask a lower rank for shared memory, which listens by now if it is on this
- * host. */
+/* Adds a Unix-socket connection by which this rank asks a lower rank to share memory. The lower
+ * rank listens by now, if it is on this host. */
 static void tshi_uv_add_share(tsh_uv_world *world, int rank) {
     tshi_uv_address address = tshi_uv_share_address(world, rank);
     if (world->shm) tshi_uv_add_dial(world, TSHI_UV_SHARE, 0, rank, &address);
@@ -3855,7 +3875,7 @@ static void tshi_uv_tell_absent(tsh_uv_world *world) {
  * table, which only ranks that have joined receive. */
 static void tshi_uv_set_mesh(tsh_uv_world *world) {
     (void)crypto_auth_hmacsha256(world->mesh, world->token, sizeof world->token, world->secret);
-    tshi_uv_share_listen(world); /* before any rank can know that this one has the table */
+    tshi_uv_share_listen(world); /* listens before any rank can dial it */
     world->tabled = 1;           /* rank 0's address table is known now */
 }
 
@@ -3883,7 +3903,7 @@ static void tshi_uv_on_table(tsh_uv_world *world, tshi_uv_cursor *c) {
     tshi_uv_set_mesh(world);
     for (int r = 1; r < world->rank; r++) /* lower ranks; the higher ones dial this rank */
         tshi_uv_add_dial(world, TSHI_UV_CONTROL, 0, r, &world->peer[r].address);
-    tshi_uv_add_share(world, 0); /* the others once their control connections are made */
+    tshi_uv_add_share(world, 0); /* other ranks: by tshi_uv_proven */
     tshi_uv_dial_group(world, world->world_group); /* the data connections, to rank 0 as well */
 }
 
@@ -3897,20 +3917,22 @@ static void tshi_uv_completed(tsh_uv_world *world) { /* The world has formed: wa
     uv_mutex_unlock(&world->lock);
 }
 
-/* Returns the lowest rank with which this one shares memory, or this one: the name of its host. */
+/* Returns the number that stands for this rank's host: the lowest rank with which it shares memory,
+ * or its own rank. */
 static int tshi_uv_own_host(const tsh_uv_world *world) {
     int r = 0;
     while (r < world->rank && !tshi_uv_shm_pair(world, world->rank, r)) r++;
     return r;
 }
 
-/* Reads the host of a rank, which no higher rank may give its name. */
+/* Reads peer->host, the lowest rank on the peer's host: a number above the peer's own rank is
+ * malformed. */
 static void tshi_uv_read_host(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     peer->host = (int)tshi_uv_field(c, 0, 2);
     if (peer->host > peer->rank) c->bad = 1;
 }
 
-/* Handles GO: the world has formed. */
+/* Handles GO: reads the hosts of all ranks; the world has formed. */
 static void tshi_uv_on_go(tsh_uv_world *world, tshi_uv_cursor *c) {
     for (int r = 0; r < world->size && !c->bad; r++) tshi_uv_read_host(&world->peer[r], c);
     if (!c->bad) tshi_uv_completed(world);
@@ -4045,7 +4067,7 @@ static int tshi_uv_misses(const tsh_uv_world *world, int rank) {
     return r >= 0 && r != world->making->rank && tshi_uv_unlinked(world->making, r);
 }
 
-/* Handles BYE: a rank has shut down in good order. That is an error only if a connection to it is
+/* Handles BYE: the peer has shut down in good order. That is an error only if a connection to it is
  * still to be made. */
 static void tshi_uv_on_bye(tshi_uv_peer *peer) {
     tsh_uv_world *world = peer->world;
@@ -4107,7 +4129,7 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
     uint32_t purpose = (uint32_t)tshi_uv_field(c, 0, 1); /* TSHI_UV_DATA or TSHI_UV_MESSAGES */
     int64_t now = tsh_now();
     tshi_uv_group *group;
-    tshi_uv_link *link = NULL; /* NULL: the group is closed or unknown */
+    tshi_uv_link *link = NULL; /* NULL: its group is closed or unknown */
     tshi_uv_address ends[2];   /* addresses of both ends, for the error */
     int dead = 0;              /* 1: the connection is dead, to be reported after unlocking */
     uv_mutex_lock(&world->lock);
@@ -4117,12 +4139,12 @@ static void tshi_uv_on_await(tshi_uv_peer *peer, tshi_uv_cursor *c) {
         /* same: 1: the peer has received nothing since its previous AWAIT message, a short time
          * ago */
         int same = got == link->peer_got && now - link->peer_got_at < world->heartbeat / 2;
-        /* A time after a cut of the network does not count, since TCP resends late then: it may
-         * wait for as long again as the cut lasted. */
+        /* The time just after a cut of the network does not count: before TCP resends, it may wait
+         * for as long again as the cut lasted. */
         if (!same || TSHI_UV_GET(&link->wrote) <= got || tshi_uv_missed(world, &peer->heard))
             link->stalled_since = 0; /* bytes arrive, or none are in flight */
         else if (!link->stalled_since)
-            link->stalled_since = now; /* this AWAIT is the first that reports no new bytes */
+            link->stalled_since = now; /* the first AWAIT without new bytes */
         link->peer_got = got;
         link->peer_got_at = now;
         dead = link->stalled_since && now - link->stalled_since >= world->heartbeat;
@@ -4156,7 +4178,7 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     case TSHI_UV_TELL: tshi_uv_on_tell(peer, c); break; /* the answer to an ASK */
     case TSHI_UV_BLOCKED: /* to this rank as coordinator: what the peer waits for */
         tshi_uv_blocked_fields(c, &peer->blocked, world->size);
-        if (!c->bad) tshi_uv_follow(world, peer->rank); /* look for a cycle from that rank on */
+        if (!c->bad) tshi_uv_follow(world, peer->rank); /* looks for a cycle */
         break;
     /* the coordinator asks if this rank still waits */
     case TSHI_UV_CONFIRM: tshi_uv_on_confirm(peer, c); break;
@@ -4176,9 +4198,9 @@ static void tshi_uv_dispatch(tshi_uv_peer *peer, unsigned type, tshi_uv_cursor *
     }
 }
 
-/* Checks n bytes of the first message in peer->in, from byte `from` on, by the checksum after them,
- * which covers all of the message so far; or decrypts them, where they are. Returns 0 if the
- * checksum, or the tag, is wrong. */
+/* Checks n bytes of the first message in peer->in, from byte `from` on: by the checksum behind
+ * them, which covers the message from its beginning; or, on an encrypted connection, by decrypting
+ * them in place. Returns 0 if the checksum, or the tag, is wrong. */
 static int tshi_uv_intact(const tshi_uv_peer *peer, size_t from, size_t n) {
     char *message = peer->in.data, *at = message + from;
     tshi_uv_cursor c = tshi_uv_cursor_over(at + n, TSHI_UV_MESSAGE_TAIL, 0);
@@ -4325,7 +4347,7 @@ static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, tshi_uv_channel
 static int tshi_uv_is_local(int fd) {
     tshi_uv_address ends[2];
     char text[2][64];
-    for (int i = 0; i < 2; i++) { /* this end, then the other */
+    for (int i = 0; i < 2; i++) { /* 0: this end; 1: the other */
         if (!tshi_uv_end_of(fd, i, &ends[i])) return 0;
         tshi_uv_host_text(&ends[i], text[i], sizeof text[i]);
     }
@@ -4341,7 +4363,7 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     int near = TSHI_UV_NEAR; /* size of the send buffer in bytes */
     if (!link) return 0;     /* no group needs this connection any more */
     if (tshi_uv_is_local(fd)) (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &near, sizeof near);
-    if (link->fd < 0) link->group->missing--; /* the group lacks one connection less */
+    if (link->fd < 0) link->group->missing--; /* one connection less is missing */
     tshi_uv_close_fd(&link->fd);              /* the connection of an earlier attempt, if any */
     link->fd = fd;
     link->checks = (hello->options & TSHI_UV_CHECKED) != 0;
@@ -4350,8 +4372,8 @@ static int tshi_uv_place_link(tsh_uv_world *world, const tshi_uv_hello *hello, i
     return 1;
 }
 
-/* Sends LINKED to a lower rank, once this rank has both connections to it that a new group needs.
- * While the world forms, ranks send READY to rank 0 instead. */
+/* Sends the message LINKED to a lower rank, once this rank has both connections to it that a new
+ * group needs. While the world forms, ranks send READY to rank 0 instead. */
 static void tshi_uv_tell_linked(tsh_uv_world *world, int rank) {
     tshi_uv_group *group = world->making;
     if (!group || tshi_uv_unlinked(group, tshi_uv_member(group, rank))) return;
@@ -4375,7 +4397,7 @@ static void tshi_uv_proven(tshi_uv_conn *conn) {
         }
     }
     if (!conn->dialled) world->peer[rank].process = conn->hello.process;
-    if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* TSHI_UV_JOIN or TSHI_UV_CONTROL */
+    if (conn->hello.purpose <= TSHI_UV_CONTROL) { /* a control connection */
         /* closes the connection of an earlier attempt, if any */
         tshi_uv_peer_end(&world->peer[rank], TSHI_UV_ABSENT);
         kept = tshi_uv_attach(world, rank, conn->fd, channel, conn->name);
@@ -4408,7 +4430,7 @@ static void tshi_uv_conn_event(uv_poll_t *poll, int status, int events) {
         done = tshi_uv_share_step(conn);
     } else {
         done = conn->dialled ? tshi_uv_client_step(conn) : tshi_uv_server_step(conn);
-        share = conn->hello.purpose == TSHI_UV_SHARE; /* the server knows it from the hello */
+        share = conn->hello.purpose == TSHI_UV_SHARE; /* known from the client hello */
         if (done == 1 && share) done = tshi_uv_share_begin(conn);
     }
     if (done > 0 && share) {
@@ -4457,7 +4479,7 @@ static int tshi_uv_drop_unproven(tsh_uv_world *world) {
     tshi_uv_conn *conn = world->conns; /* this list has dialled connections, too */
     int skip;
     if (!world->unproven) return 0;
-    /* number of accepted connections to pass over in the list */
+    /* number of accepted connections in the list before the one to be closed */
     skip = (int)randombytes_uniform((uint32_t)world->unproven);
     while (conn->dialled || skip--) conn = conn->next; /* skips dialled ones, too */
     tshi_uv_note(world, TSHI_UV_OF_UNPROVEN,
@@ -4474,7 +4496,7 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
     int need = tshi_uv_descriptors(world->size);
     uv_mutex_lock(&world->lock);
     for (const tshi_uv_group *group = world->groups; group; group = group->next)
-        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 links to a member */
+        if (group != world->world_group) need += 2 * (group->size - 1); /* 2 per member */
     uv_mutex_unlock(&world->lock);
     tshi_uv_hindered(world, "too few descriptors: rank %d needs about %d (ulimit -n)", world->rank,
                      need);
@@ -4485,7 +4507,7 @@ static void tshi_uv_too_few(tsh_uv_world *world) {
 /* Callback when connections arrive on world->listener: accepts them and starts their handshakes. */
 static void tshi_uv_accept(uv_poll_t *poll, int status, int events) {
     tsh_uv_world *world = (tsh_uv_world *)poll->data;
-    const int near = poll == world->shm_listening; /* 1: from ranks of this host */
+    const int near = poll == world->shm_listening; /* 1: connections of this host's ranks */
     const int *listener = near ? &world->shm_listener : &world->listener;
     (void)status;
     (void)events;
@@ -4529,7 +4551,7 @@ static void tshi_uv_dial(tshi_uv_conn *conn) {
     why = errno; /* saved before another call changes errno */
     if (conn->hello.purpose == TSHI_UV_SHARE &&
         (fd >= 0 ? !tshi_uv_same_user(fd) : why == ECONNREFUSED)) {
-        tshi_uv_close_fd(&fd); /* another user; or the rank is on another host: it uses TCP */
+        tshi_uv_close_fd(&fd); /* peer of another user, or on another host: TCP is used */
         tshi_uv_conn_free(conn);
         return;
     }
@@ -4560,7 +4582,7 @@ enum { TSHI_UV_BEAT_MS = 250, TSHI_UV_MISSING_MS = 300 };
  * later than planned by more ms than this, it starts to count the silence of all peers anew. */
 enum { TSHI_UV_AWAIT_MS = 120, TSHI_UV_OVERSLEPT_MS = 1000 };
 
-/* Sends a heartbeat to every peer, if one is due. */
+/* Sends a heartbeat (BEAT) to every peer, if one is due. */
 static void tshi_uv_beat(tsh_uv_world *world, int64_t now) {
     if (now < world->beat) return;
     for (int r = 0; r < world->size; r++)
@@ -4660,7 +4682,8 @@ static void tshi_uv_tend(tsh_uv_world *world, int64_t now) {
     }
 }
 
-/* When all ranks have joined: appends to text those that may still lack connections to others. */
+/* Appends to `text` the ranks that may still lack connections to others. Called when all ranks have
+ * joined, but the world is not complete. */
 static void tshi_uv_list_unready(const tsh_uv_world *world, char *text, size_t room) {
     tsh_text_add(text, room, "; a firewall between hosts? Still connecting:");
     /* a rank other than 0 knows only that it is not ready itself */
@@ -4700,7 +4723,8 @@ static void tshi_uv_not_formed(const tsh_uv_world *world, const char *how, int64
                        where);
     else if (!absent[0] && !world->obstacle[0]) /* all have joined, nothing was refused */
         tshi_uv_list_unready(world, hint, sizeof hint);
-    /* obstacle: left out if ranks are absent, since the failures of this rank are not the reason */
+    /* the obstacle is left out if ranks are absent: they are the reason, not this rank's failed
+     * attempts */
     obstacle = there && absent[0] ? "" : world->obstacle;
     if (there)
         (void)tsh_error_set(error, TSH_ERR_TIMEOUT, (int)first,
@@ -4750,7 +4774,7 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that i
     tshi_uv_tell_awaited(world, now); /* sends AWAIT every 120 ms while the caller is blocked */
     tshi_uv_note_silence(world, now); /* reports peers that have been silent too long */
     tshi_uv_take_offer(world, now);   /* adopts a decision held back, if its time has come */
-    tshi_uv_send_report(world);       /* sends the report again if the coordinator has changed */
+    tshi_uv_send_report(world);       /* sends world->held, again if the coordinator has changed */
     tshi_uv_form(world);              /* completes the world or a group */
     tshi_uv_tend(world, now);         /* continues handshakes, dials the connections that are due */
     tshi_uv_log_counted(world, now);  /* logs refused connections, once a second */
@@ -4925,7 +4949,7 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     /* `size` connections for collectives, then `size` for messages */
     group->link = (tshi_uv_link *)calloc(2 * n, sizeof *group->link);
     group->streams = (tshi_uv_stream *)calloc(2 * n * TSHI_UV_OPS, sizeof *group->streams);
-    /* one array: the world ranks of all members, their TCP ports, their hosts */
+    /* one array of 4 n entries: ranks, ports, first and last */
     group->ranks = (int *)calloc(4 * n, sizeof *group->ranks);
     for (int i = 0; group->link && i < 2 * size; i++) {
         group->link[i].group = group;
@@ -4939,10 +4963,11 @@ static tshi_uv_group *tshi_uv_group_new(tsh_uv_world *world, uint64_t id, int ra
     group->ports = group->ranks + n;
     group->first = group->ports + n;
     group->last = group->first + n;
-    for (int r = 0; r < size; r++) group->first[r] = group->last[r] = r; /* tshi_uv_find_hosts */
+    /* until tshi_uv_find_hosts knows the hosts, each rank counts as one */
+    for (int r = 0; r < size; r++) group->first[r] = group->last[r] = r;
     for (size_t i = 0; i < TSHI_UV_OPS; i++) {
         group->op[i].group = group;
-        group->op[i].in = group->streams + 2 * i * n; /* n streams from peers, then n to peers */
+        group->op[i].in = group->streams + 2 * i * n; /* per op: n from peers, n to peers */
         group->op[i].out = group->op[i].in + n;
     }
     return group;
@@ -4956,12 +4981,13 @@ static int tshi_uv_prev(const tshi_uv_group *group) { /* Returns the previous ra
     return group->rank == 0 ? group->size - 1 : group->rank - 1;
 }
 
-/* Returns the name of the host of rank r of the group. */
+/* Returns the number that stands for the host of rank r of the group (peer->host). */
 static int tshi_uv_host_of(const tshi_uv_group *group, int r) {
     return group->world->peer[group->ranks[r]].host;
 }
 
-/* Returns the last rank of the range from `from` on that is on the host of rank `from`. */
+/* Returns the last rank of the range of ranks from `from` on that are all on the host of rank
+ * `from`. */
 static int tshi_uv_range_end(const tshi_uv_group *group, int from) {
     int r = from;
     while (r + 1 < group->size && tshi_uv_host_of(group, r + 1) == tshi_uv_host_of(group, from))
@@ -4969,13 +4995,14 @@ static int tshi_uv_range_end(const tshi_uv_group *group, int from) {
     return r;
 }
 
-/* Sets first and last of a group once the world has formed. */
+/* Sets group->first and group->last (the range of ranks on each rank's host) once the world has
+ * formed. */
 static void tshi_uv_find_hosts(tshi_uv_group *group) {
     const int size = group->size;
     int end;
-    if (tshi_uv_range_end(group, 0) == size - 1) return; /* one host */
+    if (tshi_uv_range_end(group, 0) == size - 1) return; /* one host: keeps first and last */
     for (int begin = 0; begin < size; begin = tshi_uv_range_end(group, begin) + 1)
-        for (int r = 0; r < begin; r++) /* is the host of another range, too? */
+        for (int r = 0; r < begin; r++) /* has this host an earlier range, too? */
             if (tshi_uv_host_of(group, r) == tshi_uv_host_of(group, begin)) return;
     for (int begin = 0; begin < size; begin = end + 1) {
         end = tshi_uv_range_end(group, begin);
@@ -5026,8 +5053,8 @@ static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo)
 
 /* Contiguous bytes in a buffer. */
 typedef struct tshi_uv_span {
-    char *at;     /* where they begin */
-    int64_t size; /* how many they are */
+    char *at;     /* address of the first byte */
+    int64_t size; /* number of bytes */
 } tshi_uv_span;
 
 static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes per element. */
@@ -5103,30 +5130,33 @@ static int tshi_uv_summed(const tshi_uv_op *op) {
     return tshi_uv_sums(op) ? op->group->size - 1 : 0;
 }
 
-/* The steps of each row that a rank sends to one peer, or receives from it: [from, to). first: the
- * chunk of step 0. */
+/* A lane is what one rank sends to another in a ring: steps [from, to) of each row of its stream.
+ * first: the chunk of step 0. */
 typedef struct tshi_uv_lane {
     int first, from, to;
 } tshi_uv_lane;
 
-/* Returns the lane to a peer (out = 1), or from it. */
+/* Returns the lane (steps of a ring's rows) that this rank sends to a peer (out = 1), or receives
+ * from it. */
 static tshi_uv_lane tshi_uv_lane_of(const tshi_uv_op *op, int peer, int out) {
     const tshi_uv_group *group = op->group;
     const int rank = group->rank, receiver = out ? peer : rank, sender = out ? rank : peer;
     const int steps = tshi_uv_steps(op), others = group->last[receiver] - group->first[receiver];
     tshi_uv_lane lane = {out ? tshi_uv_first_out(op) : tshi_uv_first_in(op), 0, steps};
     if (op->coll.kind == TSH_REDUCE_SCATTER || receiver != group->first[receiver]) return lane;
-    if (sender != group->last[receiver]) { /* the previous rank */
+    if (sender != group->last[receiver]) { /* sender: the ring's previous rank */
         lane.to = steps - others;
-    } else { /* of the receiver's steps the last ones; of the sender's those after the sums */
+    } else {
+        /* the receiver's last steps of each row are the sender's first ones after its sums */
         lane.from = out ? tshi_uv_summed(op) : steps - others;
         lane.to = lane.from + others;
     }
     return lane;
 }
 
-/* Returns 1 if the last rank of this one's host sends to the first what that does not get from the
- * previous rank. */
+/* Returns 1 if op is an all-gather or all-reduce and this rank's host has several ranks: then the
+ * host's last rank sends to its first the chunks that the first does not get from the previous
+ * rank. */
 static int tshi_uv_closes(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     return group->last[group->rank] > group->first[group->rank] &&
@@ -5141,7 +5171,7 @@ typedef struct tshi_uv_at {
     int64_t offset;     /* offset of this position in the chunk, in bytes */
 } tshi_uv_at;
 
-/* Returns the chunk that step `step` of a lane carries. */
+/* Returns the chunk of which step `step` of a lane carries a segment. */
 static int tshi_uv_chunk_of(const tshi_uv_op *op, const tshi_uv_lane *lane, int step) {
     return (lane->first + 2 * op->group->size - step) % op->group->size;
 }
@@ -5156,7 +5186,7 @@ static int64_t tshi_uv_before_row(const tshi_uv_op *op, const tshi_uv_lane *lane
     return total;
 }
 
-/* Returns the bytes of a lane's stream. */
+/* Returns the size in bytes of a lane's whole stream. */
 static int64_t tshi_uv_lane_total(const tshi_uv_op *op, const tshi_uv_lane *lane) {
     return tshi_uv_before_row(op, lane, INT64_MAX / TSHI_UV_SEGMENT);
 }
@@ -5214,8 +5244,8 @@ static tshi_uv_span tshi_uv_window(const tshi_uv_op *op, int64_t at) {
     return span;
 }
 
-/* Returns how many bytes of an outgoing lane may be sent, as far as they depend on what comes from
- * `peer`, of which `ready` bytes may be sent on. */
+/* Returns how many bytes of the outgoing lane may be sent, given that `ready` bytes of what `peer`
+ * sends may be forwarded. INT64_MAX: the rest of the lane does not depend on `peer`. */
 static int64_t tshi_uv_lane_ready(const tshi_uv_op *op, const tshi_uv_lane *out, int peer,
                                   int64_t ready) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 0);
@@ -5226,7 +5256,7 @@ static int64_t tshi_uv_lane_ready(const tshi_uv_op *op, const tshi_uv_lane *out,
     again = lane.from + 1 < out->from ? out->from : lane.from + 1;
     if (in.step + 1 < out->from) return tshi_uv_position(op, out, in.row, out->from, 0);
     if (in.step + 1 < out->to) return tshi_uv_position(op, out, in.row, in.step + 1, in.done);
-    /* what is not sent on holds nothing up before the next row */
+    /* byte `ready` is in a step that is not forwarded: nothing waits for it before the next row */
     return again < out->to ? tshi_uv_position(op, out, in.row + 1, again, 0) : INT64_MAX;
 }
 
@@ -5242,8 +5272,8 @@ static int64_t tshi_uv_ring_ready(const tshi_uv_op *op, int peer, int64_t total)
     return tshi_uv_min(ready, total);
 }
 
-/* Returns how many bytes of a reduce-scatter's incoming stream have been sent on, so that their
- * place in the window is free. */
+/* Returns how many bytes of a reduce-scatter's incoming stream have been forwarded, so that their
+ * place in the window (op->scratch) is free. */
 static int64_t tshi_uv_sent_on(const tshi_uv_op *op) {
     const int prev = tshi_uv_prev(op->group), next = tshi_uv_next(op->group);
     const tshi_uv_stream *s = &op->out[next];
@@ -5261,7 +5291,7 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int peer, int64_t at)
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 1);
     tshi_uv_at out = tshi_uv_locate(op, &lane, at);
     char *send = (char *)tshi_uv_send_buffer(op);
-    tshi_uv_span span = {send + out.offset, out.left}; /* all-gather, step 0: this rank's part */
+    tshi_uv_span span = {send + out.offset, out.left}; /* for an all-gather's step 0 */
     /* later steps of a reduce-scatter send the sums that are in the window */
     if (out.step > 0 && op->coll.kind == TSH_REDUCE_SCATTER)
         span = tshi_uv_window(op, tshi_uv_position(op, &in, out.row, out.step - 1, out.done));
@@ -5271,8 +5301,8 @@ static tshi_uv_span tshi_uv_ring_out(const tshi_uv_op *op, int peer, int64_t at)
     return span;
 }
 
-/* Finds where byte `at` of the ring's stream from a peer is to be stored; size 0: the window is
- * full. */
+/* Finds where byte `at` of the ring's stream from a peer is to be stored; size 0: the window
+ * (op->scratch) is full. */
 static tshi_uv_span tshi_uv_ring_in(const tshi_uv_op *op, int peer, int64_t at) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, 0);
     tshi_uv_at in = tshi_uv_locate(op, &lane, at);
@@ -5315,7 +5345,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
  * may be sent on. */
 static void tshi_uv_ring_fold(tshi_uv_op *op) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, tshi_uv_prev(op->group), 0);
-    /* come: bytes received; n: bytes that one turn of the loop summed, or kept as they are; 0: not
+    /* come: bytes received; n: bytes that one turn of the loop summed, or kept unchanged; 0: not
      * even one whole element is left */
     int64_t come = op->in[tshi_uv_prev(op->group)].good, n = 1;
     while (op->ready < come && n) {
@@ -5328,12 +5358,13 @@ static void tshi_uv_ring_fold(tshi_uv_op *op) {
 
 /* ---- TSHI_UV_DIRECT: every rank sends its data to every other rank ---- */
 
-/* Returns 1 if by TSHI_UV_PIECES rank `from` sends the sum of chunk k to rank `to`: its own sum to
- * its host and to one rank of each other host, which sends it to the others there. */
+/* Returns 1 if rank `from` sends the sum of chunk k to rank `to` in TSHI_UV_PIECES. Rank k sends it
+ * to all ranks of its host and to one rank of each other host, which sends it to the others
+ * there. */
 static int tshi_uv_carries(const tshi_uv_op *op, int from, int to, int k) {
     const int *first = op->group->first, *last = op->group->last;
-    const int at = first[to] == first[from] ? from : to; /* one of the host that is sent to */
-    /* the rank of that host which gets the sum of chunk k from rank k */
+    const int at = first[to] == first[from] ? from : to; /* a rank of `to`'s host */
+    /* the rank of that host to which rank k sends the sum of chunk k */
     const int twin = first[at] + (k - first[k]) % (last[at] - first[at] + 1);
     if (first[to] != first[from]) return k == from && twin == to;
     return k == from || (first[k] != first[from] && twin == from);
@@ -5417,7 +5448,8 @@ static int64_t tshi_uv_summed_in_place(const tshi_uv_op *op) {
 static tshi_uv_span tshi_uv_in_ring(const tshi_uv_op *op, int r, int64_t offset) {
     const tshi_uv_pipe *pipe = &op->group->link[r].pipe;
     const int64_t at = (pipe->payload + offset) % pipe->size;
-    tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at}; /* only read */
+    /* the cast removes const; the bytes are only read */
+    tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at};
     return span;
 }
 
@@ -5447,7 +5479,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
 
 /* Returns the offset in recv, in bytes, at which the sum of chunk k is stored. */
 static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
-    if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is this rank's chunk */
+    if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is that chunk only */
     return tshb_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
 }
 
@@ -5467,19 +5499,20 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
 
 /* Sums of 16-bit floats are to be rounded only once, at their end, so partial sums cannot be sent
  * on in 16 bits, as in a ring. Instead every rank sends its chunk k to rank k, which sums them and,
- * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. Of another host one
- * rank gets it, and sends it to the others there. The stream to a peer is this rank's data of the
- * peer's chunk, then the sum of this rank's chunk, then the sums that it sends on. In place (recv
- * is send) that works too: the sum of a chunk, which overwrites this rank's data, arrives only
- * after that data was sent. */
+ * in an all-reduce, sends the sum to all ranks: as many bytes as in a ring. On each other host only
+ * one rank gets the sum from rank k, and sends it to the others there. The stream to a peer is this
+ * rank's data of the peer's chunk, then the sum of this rank's chunk, then the sums that it
+ * forwards. In place (recv is send) that works too: the sum of a chunk, which overwrites this
+ * rank's data, arrives only after that data was sent. */
 
-/* Bytes of the sum of a chunk. */
+/* A position in the sum of a chunk. */
 typedef struct tshi_uv_sum {
     int chunk;
-    int64_t at, left; /* before them, and from them on */
+    int64_t at, left; /* at, left: bytes of the sum before the position, and from it on */
 } tshi_uv_sum;
 
-/* Finds byte `offset` of the sums that rank `from` sends to rank `to`: its own comes first. */
+/* Finds byte `offset` of all sums that rank `from` sends to rank `to`: the sum of its own chunk
+ * comes first. */
 static tshi_uv_sum tshi_uv_sum_at(const tshi_uv_op *op, int from, int to, int64_t offset) {
     const int size = op->group->size;
     tshi_uv_sum sum = {from, offset, tshi_uv_length(op, from) - offset};
@@ -5496,13 +5529,15 @@ static tshi_uv_sum tshi_uv_sum_at(const tshi_uv_op *op, int from, int to, int64_
     return sum;
 }
 
-/* Returns how many bytes of the stream to a peer may be sent so far, of `total`. */
+/* Returns how many of the `total` bytes of the stream to a peer may be sent so far, in
+ * TSHI_UV_PIECES. */
 static int64_t tshi_uv_pieces_ready(const tshi_uv_op *op, int peer, int64_t total) {
     const int own = op->group->rank;
     int64_t ready = tshi_uv_length(op, peer);
     while (ready < total) {
         const tshi_uv_sum sum = tshi_uv_sum_at(op, own, peer, ready - tshi_uv_length(op, peer));
-        /* bytes of this sum that are there: it came behind the data of this rank's chunk */
+        /* bytes of this sum that this rank has: computed here, or received from rank sum.chunk,
+         * which first sends its data of this rank's chunk */
         const int64_t there = sum.chunk == own ? op->ready
                                                : op->in[sum.chunk].good - tshi_uv_length(op, own);
         if (there < sum.at + sum.left) return there > sum.at ? ready + there - sum.at : ready;
@@ -5552,8 +5587,8 @@ static tshi_uv_span tshi_uv_pieces_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
-/* Copies to recv what this rank would send to itself: of this part of send, n bytes from byte
- * `offset` on. */
+/* Copies the part of send that this rank would send to itself to its place in recv: n bytes from
+ * byte `offset` of that part on. */
 static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
     const int rank = op->group->rank;
     for (int64_t end = offset + n; offset < end;) {
@@ -5569,8 +5604,9 @@ static void tshi_uv_own_piece(const tshi_uv_op *op, int64_t offset, int64_t n) {
 /* ---- where the next bytes of a frame are, whatever the algorithm ---- */
 
 /* Finds where byte `offset` of a frame's payload of `total` bytes is taken from, if the frame goes
- * to `peer` (out = 1), or stored, if it comes from `peer` (out = 0), and how many bytes may follow
- * there. Size 0: no byte is ready to be sent, or there is no space for received ones yet. */
+ * to `peer` (out = 1), or stored, if it comes from `peer` (out = 0), and how many bytes can be
+ * moved there at once. Size 0: no byte is ready to be sent, or there is no space for received ones
+ * yet. */
 static tshi_uv_span tshi_uv_bytes_at(const tshi_uv_op *op, int peer, int64_t offset, int64_t total,
                                      int out) {
     tshi_uv_span span = {NULL, 0};
@@ -5630,11 +5666,11 @@ static int64_t tshi_uv_block(const tshi_uv_op *op, int peer, int64_t offset, int
 
 enum { TSHI_UV_PIECE = 64 << 10 }; /* bytes of payload in a record, at most */
 
-/* Results of the functions below that are no numbers of bytes. */
+/* Negative results of the functions below, which else return a number of bytes. */
 enum { TSHI_UV_IO_FAILED = -1, TSHI_UV_IO_CLOSED = -2, TSHI_UV_BAD_TAG = -3, TSHI_UV_NO_ROOM = -4 };
 
-/* Sets s->block to the end of the piece of payload that comes next; returns its size, 0 at the end
- * of the frame. Both ends compute the same. */
+/* Sets s->block to the end of the next piece of payload (what one record encrypts); returns its
+ * size, 0 at the end of the frame. Both ends compute the same. */
 static size_t tshi_uv_next_piece(const tshi_uv_op *op, int peer, tshi_uv_stream *s, int out) {
     if (s->done == s->total) return 0;
     s->block = tshi_uv_min(tshi_uv_block(op, peer, s->done, s->total, out),
@@ -5642,8 +5678,8 @@ static size_t tshi_uv_next_piece(const tshi_uv_op *op, int peer, tshi_uv_stream 
     return (size_t)(s->block - s->done);
 }
 
-/* Returns 1 if all of the piece can be sent (out = 1), or stored, now. *whole: where it is, or
- * belongs; NULL: in several places. */
+/* Returns 1 if the whole next piece of payload can be sent (out = 1), or stored, now. *whole:
+ * address of its bytes, or of their destination; NULL: they are in several places. */
 static int tshi_uv_piece_at(const tshi_uv_op *op, int peer, const tshi_uv_stream *s, int out,
                             char **whole) {
     int64_t at = s->done;
@@ -5657,7 +5693,8 @@ static int tshi_uv_piece_at(const tshi_uv_op *op, int peer, const tshi_uv_stream
     return 1;
 }
 
-/* Copies the piece from its places to `bytes` (out = 1), or from `bytes` to its places. */
+/* Copies the next piece of payload from where op keeps it to `bytes` (out = 1), or from `bytes` to
+ * where it belongs (out = 0). */
 static void tshi_uv_copy_piece(const tshi_uv_op *op, int peer, const tshi_uv_stream *s, int out,
                                char *bytes) {
     for (int64_t at = s->done, now; at < s->block; at += now, bytes += now) {
@@ -5712,9 +5749,9 @@ static ssize_t tshi_uv_move_bytes(tshi_uv_link *link, char *bytes, size_t n, int
     return moved;
 }
 
-/* Sends the next records, those with `left` bytes of a header and with a piece of op's payload.
+/* Sends the next records: one with `left` bytes of a header, one with a piece of op's payload.
  * Returns the bytes of header and payload in them, once they are sent completely, else 0; or a
- * negative result. */
+ * negative result (TSHI_UV_IO_FAILED, ...). */
 static ssize_t tshi_uv_send_sealed(tshi_uv_link *link, const void *head, size_t left,
                                    const tshi_uv_op *op, tshi_uv_stream *s) {
     tshi_uv_channel *channel = link->channel;
@@ -5751,7 +5788,7 @@ static ssize_t tshi_uv_receive_sealed(tshi_uv_link *link, void *head, size_t lef
     size_t piece = op ? tshi_uv_next_piece(op, link->peer, s, 0) : 0;
     size_t first = left ? left : piece; /* bytes in the record that is to be decrypted */
     size_t end = channel->opened + (left ? left + TSHI_UV_TAG : 0) +
-                 (piece ? piece + TSHI_UV_TAG : 0); /* what `from` is to hold */
+                 (piece ? piece + TSHI_UV_TAG : 0); /* bytes that `from` is to hold */
     ssize_t n;
     char *at;
     if (!first) return 0;
@@ -5801,8 +5838,7 @@ static void tshi_uv_op_text(const tshi_uv_group *group, const tshi_uv_op *op, ch
                      tshb_group_text(group->id, name, sizeof name));
 }
 
-/* Returns a queue of the connection that is not empty, so that an error can name its first
- * operation. */
+/* Returns a queue of the connection that is not empty: an error names its first operation. */
 static tshi_uv_fifo *tshi_uv_in_use(tshi_uv_link *link) {
     return link->in.used ? &link->in : link->out.used ? &link->out : &link->clears;
 }
@@ -5849,7 +5885,7 @@ static int tshi_uv_fits(const tshi_uv_head *sent, const tshi_uv_head *wanted) {
 
 /* Returns the header of a message (receives = 0), or of the clear for it (receives = 1). */
 static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
-    /* half: op itself; of a SENDRECV, its RECV (receives = 1) or its SEND (0) */
+    /* the call itself or, of a SENDRECV, its RECV (receives = 1) or its SEND (receives = 0) */
     const tsh_coll half = tshb_coll_half(&op->coll, receives);
     tshi_uv_head head;
     memset(&head, 0, sizeof head);
@@ -5923,18 +5959,18 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
     }
     if (op && head->kind == TSH_SEND && head->bytes == (uint64_t)op->in[link->peer].total) {
         tshi_uv_head wanted = tshi_uv_message_head(op, 1);
-        if (tshi_uv_fits(head, &wanted)) return 1; /* the message that op receives */
+        if (tshi_uv_fits(head, &wanted)) return 1; /* it is op's message */
     }
     tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
     return 0;
 }
 
-/* What one system call sends or receives: a header, spans of payload, a checksum. */
+/* What one sendmsg or recvmsg moves: a header, spans of payload, a checksum. */
 typedef struct tshi_uv_batch {
     struct iovec iov[TSHI_UV_IO_SPANS + 2];
     int used;               /* number of valid entries of iov */
     int head;               /* number of entries of iov that hold the header: 0 or 1 */
-    int64_t payload, asked; /* bytes of payload; bytes of all entries of iov */
+    int64_t payload, asked; /* payload: its bytes in iov; asked: all bytes in iov */
 } tshi_uv_batch;
 
 static void tshi_uv_batch_add(tshi_uv_batch *batch, void *at, size_t n) {
@@ -6166,8 +6202,8 @@ static void tshi_uv_shm_tell_sent(tshi_uv_link *link) {
     tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
 }
 
-/* Tells the peer that this rank needs no bytes before position `taken` any more, if they are a
- * quarter of the ring: that leaves it enough. */
+/* Tells the peer that its ring is free up to position `taken`, once that frees a quarter of the
+ * ring: not for every few bytes. */
 static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken) {
     if (taken - *link->pipe.taken < link->pipe.size / 4) return;
     TSHI_UV_PUT(link->pipe.taken, taken);
@@ -6175,21 +6211,23 @@ static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken) {
 }
 
 /* Returns how many bytes can be written from position pipe->wrote on (out = 1), or read from
- * pipe->read on, by the peer's counter as this rank has seen it last; `look` 1: looks again. */
+ * pipe->read on, by the peer's counter as this rank has read it last. `look` 1: reads that counter
+ * again first. */
 static int64_t tshi_uv_shm_count(tshi_uv_pipe *pipe, int out, int look) {
     if (look && out) pipe->seen_taken = TSHI_UV_GET(pipe->peer_taken);
     if (look && !out) pipe->seen_sent = TSHI_UV_GET(pipe->peer_sent);
     return out ? pipe->size - (pipe->wrote - pipe->seen_taken) : pipe->seen_sent - pipe->read;
 }
 
-/* Returns how many bytes can be written (out = 1) or read. If fewer than `need`, link->want has the
- * event to wait for, and the peer may have closed the group, which is reported. */
+/* Returns how many bytes can be written (out = 1) or read; 0 if fewer than `need`: then link->want
+ * has the event to wait for. Reports an error if the peer has closed the group, or if its counter
+ * is impossible. */
 static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     tshi_uv_pipe *pipe = &link->pipe;
     int64_t n = tshi_uv_shm_count(pipe, out, 0);
     int closed;
     if (n >= need && n <= pipe->size) return n;
-    /* read before the counters, which do not change after it is set */
+    /* `closed` is read before the peer's counters, which do not change once it is set */
     closed = TSHI_UV_GET(&pipe->theirs->closed) != 0;
     n = tshi_uv_shm_count(pipe, out, 1);
     if (n >= need && n <= pipe->size) return n;
@@ -6201,7 +6239,8 @@ static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     return 0;
 }
 
-/* Copies n bytes into the ring, or out of it, from a position on, and moves that. */
+/* Copies n bytes from `at` into the ring (out = 1), or out of the ring to `at`, and advances
+ * pipe->wrote or pipe->read. */
 static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
     while (n > 0) {
         int64_t *position = out ? &pipe->wrote : &pipe->read, offset = *position % pipe->size;
@@ -6213,8 +6252,8 @@ static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
     }
 }
 
-/* Writes once: what is ready of the first frame, as far as the ring has room. Returns 0 if nothing
- * could be written. */
+/* Writes once to a connection in shared memory: what is ready of its first frame, as far as the
+ * ring has room. Returns 0 if nothing could be written. */
 static int tshi_uv_shm_write(tshi_uv_link *link) {
     tshi_uv_fifo *fifo = link->writing = tshi_uv_choose(link);
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
@@ -6256,7 +6295,8 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
     return before != 0;
 }
 
-/* Reads the header of a frame. Returns 0 if it is not there yet, or after an error. */
+/* Reads the header of a frame from the ring. Returns 0 if it has not arrived yet, or after an
+ * error. */
 static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     tshi_uv_pipe *pipe = &link->pipe;
     const int64_t head = (int64_t)sizeof link->heard;
@@ -6294,7 +6334,8 @@ static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
     }
 }
 
-/* Sums what has arrived in all rings, and then gives their space back. */
+/* Sums what has arrived in the rings of all peers, and then frees its place in them. summed: bytes
+ * of each payload that are summed in the rings; 0: none. */
 static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
     tshi_uv_group *group = op->group;
     const int64_t before = op->ready;
@@ -6307,14 +6348,15 @@ static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
     }
 }
 
-/* Reads once. Returns what tshi_uv_read_once does. */
+/* Reads once from a connection in shared memory. Returns 2: more bytes may be there; 1: no more for
+ * now; 0: nothing was read. */
 static int tshi_uv_shm_read(tshi_uv_link *link) {
     tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
     const int64_t before = link->pipe.read, ready = op ? op->ready : 0;
     int64_t summed;
     if (!link->heard_done && !tshi_uv_shm_read_head(link)) return 0;
-    if (!link->heard_done) { /* it was a clear */
+    if (!link->heard_done) { /* the frame was a clear, without payload */
         tshi_uv_shm_tell_taken(link, link->pipe.read);
         return 2;
     }
@@ -6358,7 +6400,8 @@ static int tshi_uv_meet(tshi_uv_link *link) {
     return moved;
 }
 
-/* Reads once from a connection, by its socket or in shared memory: see tshi_uv_read_once. */
+/* Reads once from a connection, by its socket or in shared memory. Returns 2: more bytes may be
+ * there; 1: no more for now; 0: no byte was read. */
 static int tshi_uv_read_link(tshi_uv_link *link) {
     return link->pipe.out ? tshi_uv_shm_read(link) : tshi_uv_read_once(link);
 }
@@ -6483,7 +6526,7 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
     }
 }
 
-/* Queues the frame that a ring sends to a peer (out = 1), or receives from it (out = 0). */
+/* Queues the one frame that a ring sends to a peer (out = 1), or receives from it (out = 0). */
 static void tshi_uv_plan_lane(tshi_uv_op *op, int peer, int out) {
     const tshi_uv_lane lane = tshi_uv_lane_of(op, peer, out);
     (out ? tshi_uv_promise : tshi_uv_expect)(op, peer, tshi_uv_lane_total(op, &lane));
@@ -6512,7 +6555,7 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     if (star && is_root) /* root sends to every rank */
         for (int j = 1; j < group->size; j++) tshi_uv_promise(op, (root + j) % group->size, bytes);
     else
-        /* an empty frame: in a star, and to root, at the end of a chain */
+        /* the frame is empty in a star, and at the end of a chain, where the next rank is root */
         tshi_uv_promise(op, next, star || next == root ? 0 : bytes);
     /* expects an empty frame from the previous rank */
     if (is_root || (star && prev != root)) tshi_uv_expect(op, prev, 0);
@@ -6550,7 +6593,7 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
         record->recv_counts[r] = coll->recv_counts[r];
     }
     group->started = op->head.seq + 1; /* number of collectives that were started */
-    group->world->last = group->id;    /* errors describe this group's last collective */
+    group->world->last = group->id;    /* group of the latest collective */
     uv_mutex_unlock(&group->world->lock);
 }
 
@@ -6630,7 +6673,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
 /* ms after which a wait is reported to the coordinator; ms of the longest sleep */
 enum { TSHI_UV_BLOCKED_MS = 20, TSHI_UV_NAP_MS = 500 };
 
-/* What a rank waits for: an operation or, with op NULL, the connections of a group. */
+/* What this rank waits for: an operation or, with op NULL, the connections of a group. */
 typedef struct tshi_uv_waiting {
     tshi_uv_group *group; /* group whose operation or connections are awaited */
     tshi_uv_op *op;       /* the awaited operation; NULL: the connections of group are awaited */
@@ -6792,8 +6835,9 @@ static void tshi_uv_nap(tshi_uv_waiting *wait) {
     if (!tshi_uv_over(wait)) (void)uv_run(&world->loop, UV_RUN_ONCE); /* sleeps, handles events */
 }
 
-/* Pauses between two polls. On every 32nd, or on each if some ranks are reached by sockets or there
- * are more ranks than cores, offers the core to another thread: the awaited rank may share it. */
+/* Pauses between two polls. Offers the core to another thread, which the awaited rank may run on,
+ * on every 32nd poll, or on each if some ranks are reached by sockets or there are more ranks than
+ * cores. */
 static void tshi_uv_pause(const tsh_uv_world *world, int spins) {
     if (!world->world_group->whole || world->spins < 32 || spins % 32 == 0) {
         (void)sched_yield();
@@ -6811,7 +6855,7 @@ static void tshi_uv_pause(const tsh_uv_world *world, int spins) {
 static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     tsh_uv_world *world = group->world;
     tshi_uv_waiting wait = {group, op, 0, 0, 0};
-    int asleep = 0;           /* 1: the ranks of this host are told that this one sleeps */
+    int asleep = 0;           /* 1: this rank's segment says that it sleeps */
     int spins = 0, turns = 0; /* spins: rounds without progress in a row; turns: all rounds */
     wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
     for (;;) {
@@ -6823,7 +6867,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
         } else if (spins++ < world->spins) { /* polls a little before it sleeps */
             tshi_uv_pause(world, spins);
             continue;
-        } else if (asleep) { /* still nothing, after it was said that this rank sleeps */
+        } else if (asleep) { /* no progress since tshi_uv_shm_sleeps(world, 1): sleeps */
             tshi_uv_nap(&wait);
         }
         asleep = !moved && !asleep;
@@ -6918,7 +6962,7 @@ typedef struct tshi_uv_ticket { /* What each rank sends to all others in a split
 /* Returns a new, unconnected group of the ranks of this rank's color. NULL: no memory. */
 static tshi_uv_group *tshi_uv_color_group(tshi_uv_group *parent, const tshi_uv_ticket *tickets) {
     int color = tickets[parent->rank].color, n, leader = 0; /* leader: lowest rank of the color */
-    /* order: which rank of the parent each member of the new group is */
+    /* order[i]: rank in the parent of member i of the new group */
     int *order = (int *)calloc((size_t)parent->size, sizeof *order);
     tshi_uv_group *group;
     if (!order) return NULL;
@@ -6969,7 +7013,7 @@ static tsh_result tshi_uv_link_up(tshi_uv_group *group, int listener) {
         tshi_uv_close_fd(&group->listener);
         return TSH_OK;
     }
-    tshi_uv_shm_publish(group); /* members read it when they connect to this rank */
+    tshi_uv_shm_publish(group); /* the other members look for this rank's rows later */
     uv_mutex_lock(&world->lock);
     world->requested = group; /* the control thread then connects it */
     uv_mutex_unlock(&world->lock);
@@ -7135,7 +7179,7 @@ static tsh_result tshi_uv_enough_descriptors(tsh_uv_world *world, tsh_error *err
                              world->rank, (unsigned long)limit.rlim_cur, world->size, need);
     half = (int64_t)(limit.rlim_cur - (rlim_t)need) / 2; /* the other half is left to the program */
     world->unproven_limit = (int)tshi_uv_min(half, TSHI_UV_UNPROVEN);
-    /* but never fewer than TSHI_UV_FEW */
+    /* the limit is never below TSHI_UV_FEW */
     if (world->unproven_limit < TSHI_UV_FEW) world->unproven_limit = TSHI_UV_FEW;
     return TSH_OK;
 }
@@ -7241,12 +7285,12 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
 }
 
-/* Callback when this rank's bell rings: that ends its sleep. Empties the bell. */
+/* Callback when another rank rings this one's bell, which ends its sleep. Empties the bell. */
 static void tshi_uv_bell_event(uv_poll_t *poll, int status, int events) {
     uint64_t count;
     (void)status;
     (void)events;
-    if (read(*(const int *)poll->data, &count, sizeof count) < 0) return; /* it was empty */
+    if (read(*(const int *)poll->data, &count, sizeof count) < 0) return; /* the bell was empty */
 }
 
 /* Called once the world is complete: lets the ranks of this host share memory. */
@@ -7329,7 +7373,7 @@ static tsh_result tshi_uv_open(const tsh_uv_desc *desc, tsh_comm *out, tsh_error
         return TSH_ERR_MEMORY;
     }
     world->logger = desc->logger;
-    world->segment = world->shm_listener = -1; /* none yet */
+    world->segment = world->shm_listener = -1; /* neither is open yet */
     world->crc_wide = tshi_uv_crc_is_wide();
     if (!world->crc_wide) tshi_uv_crc_tables(world->crc_table);
     if (!tshi_uv_fill_standard())

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>check                                            MARK: - check (private) */
 /* Checks for tests and users: hashes, equal replicas, finite differences.    */
-/* Needs: >>pipeline >>io.                                                    */
+/* Needs: >>pipeline-send >>io.                                               */
 /* ========================================================================== */
 
 /* tsh_check_replicas lists the tensors that should be equal on several ranks, with a hash of each,

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What --cache of build/llm saves: two hosts of one rank, network namespaces with a link between
 them (root, ip, tc), of which only the first has the model's files. Prints the bytes that it sends,
-and the seconds from the start until a token is there, without a cache, at the first start with one, and at the
-second one.
+and the seconds from the start until a token is there, without a cache, at the first start with one,
+and at the second one.
 
 usage: cache.py MODEL [RATE]     MODEL: a folder or file; RATE: as tc takes it, 1gbit"""
 

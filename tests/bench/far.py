@@ -33,8 +33,8 @@ def build(folder, name, source, *words):
 def ours(far, bench, hosts, weights):
     """(tokens/s, collectives of a token)."""
     command = ("TSHARD_RANK=%d TSHARD_SIZE=%d TSHARD_HOST=10.77.0.1 TSHARD_PORT=29400 "
-               "OMP_NUM_THREADS=1 TSHARD_KEY=the-key-of-all-hosts exec %s --backend tcp --model llama1b "
-               "--weights %s --rounds 3")
+               "OMP_NUM_THREADS=1 TSHARD_KEY=the-key-of-all-hosts exec %s --backend tcp "
+               "--model llama1b --weights %s --rounds 3")
     words = [command % (h, hosts, shlex.quote(bench), weights) for h in range(hosts)]
     text = subprocess.check_output([far, DELAY_US, NS_PER_BYTE] + words if hosts > 1 else
                                    [bench, "--ranks", "1", "--model", "llama1b", "--weights",

@@ -6,7 +6,8 @@
     outer.py kills [--times N]   dp 4, a replica killed at a random step: the loss in the end
 
 The text is --text FILE, or else the C sources of this project. Each replica's batch is 12 rows
-(--rows), as in nanoGPT's setting, so --dp 4 has batches of 48. Prints tables; exit code 1: a goal is missed."""
+(--rows), as in nanoGPT's setting, so --dp 4 has batches of 48. Prints tables; exit code
+1: a goal is missed."""
 
 import argparse
 import concurrent.futures

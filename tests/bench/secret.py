@@ -58,7 +58,8 @@ class Pair:
     """Two processes that answer commands."""
 
     def __init__(self, program, encrypt):
-        env = dict(os.environ, TSHARD_SHM="0", TSHARD_ENCRYPT=encrypt, TSHARD_KEY="a key that both have")
+        env = dict(os.environ, TSHARD_SHM="0", TSHARD_ENCRYPT=encrypt,
+                   TSHARD_KEY="a key that both have")
         self.process = subprocess.Popen([program, "2"], env=env, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
 
