@@ -18,13 +18,13 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-DELAY_US, NS_PER_BYTE = "200", "8"
+DELAY_US, RATE = "200", "1gbit"
 LIMIT = 600
 
 
 def build(folder, name, source, *words):
     program = os.path.join(folder, name)
-    subprocess.run([os.environ.get("CC", "cc"), "-std=c99", "-D_DEFAULT_SOURCE", "-O2", "-fopenmp",
+    subprocess.run([os.environ.get("CC", "cc"), "-std=c99", "-O2", "-fopenmp",
                     os.path.join(HERE, source), "-o", program, *words, "-lm", "-pthread"],
                    check=True)
     return program
@@ -36,7 +36,7 @@ def ours(far, bench, hosts, weights):
                "OMP_NUM_THREADS=1 TSHARD_KEY=the-key-of-all-hosts exec %s --backend tcp "
                "--model llama1b --weights %s --rounds 3")
     words = [command % (h, hosts, shlex.quote(bench), weights) for h in range(hosts)]
-    text = subprocess.check_output([far, DELAY_US, NS_PER_BYTE] + words if hosts > 1 else
+    text = subprocess.check_output([far, DELAY_US, RATE] + words if hosts > 1 else
                                    [bench, "--ranks", "1", "--model", "llama1b", "--weights",
                                     weights, "--rounds", "3"], text=True, timeout=LIMIT)
     return tuple(float(re.search(what + r" ours (\S+)", text)[1])

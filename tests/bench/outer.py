@@ -45,7 +45,7 @@ def words_of(args, replicas, steps, seed, folder, more):
 
 def final(text):
     """(validation loss, tokens/s)."""
-    found = re.search(r"^final: .* val (\S+) tokens/s (\S+)$", text, re.M)
+    found = re.search(r"^(?:\[0\] )?final: .* val (\S+) tokens/s (\S+)$", text, re.M)
     if not found:
         raise SystemExit("no last line: " + text[-2000:])
     return float(found[1]), float(found[2])
@@ -165,7 +165,7 @@ def killed(args, at, folder):
     text, said = started.communicate(timeout=LIMIT)
     if started.returncode:
         raise SystemExit("exit code %d: %s" % (started.returncode, said))
-    return final(text.replace("[0] ", ""))[0], said
+    return final(text)[0], said
 
 
 def kills(args):
