@@ -14345,9 +14345,9 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
 /* Needs: >>kernel >>comm.                                                    */
 /* ========================================================================== */
 
-/* A message has a part for, or from, each rank: its values in the wire's dtype, in blocks of
- * TSHI_DTYPE_BLOCK elements; zeros fill the last one. Blocks of quantised values are sent as 16-bit
- * numbers, which no collective changes.
+/* A message has a part for each rank, or from each: a power of two, as a float, then the values,
+ * divided by it, in the wire's dtype, in blocks of TSHI_DTYPE_BLOCK elements; zeros fill the last
+ * block. A message is sent as 16-bit numbers, which no collective changes.
  *
  *     reduce-scatter   An all-to-all sends each rank its part. The rank decodes the parts and adds
  *                      them in the order of rule 5 of >>comm-api.
@@ -14357,10 +14357,12 @@ static void tshi_bucket_end(tsh_ctx *ctx) {
  * So every rank decodes the same bytes, and what is replicated stays the same on all ranks. */
 
 enum {
-    TSHI_WIRE_LEAST = 16384, /* fewer elements are sent as they are: latency is what they cost */
-    /* Gradients are multiplied by this before they are encoded, and divided by it afterwards: a
-     * scale of a quantised block is an f16, which has no numbers below 6e-8. */
-    TSHI_WIRE_SCALE = 4096
+    TSHI_WIRE_LEAST = 16384, /* tensors with fewer elements are sent as they are: latency, not the
+                              * number of bytes, is what they cost */
+    TSHI_WIRE_HEAD = sizeof(float), /* bytes of a part before its blocks */
+    /* Quantised values of a part lie below 2^14: the scale of a block is an f16, from 6e-8 on, so
+     * that blocks keep their bits down to 5e-10 of the part's largest value. */
+    TSHI_WIRE_TOP = 14
 };
 
 /* The dtype of messages for backends, of which an element has two bytes. */
@@ -14368,15 +14370,14 @@ static const tsh_dtype tshi_wire_halves = TSH_BF16;
 
 /* What is sent. */
 typedef enum tshi_wire_use {
-    TSHI_WIRE_EXACT,  /* weights and what is read or written: as they are */
-    TSHI_WIRE_VALUES, /* activations */
-    TSHI_WIRE_GRADS   /* gradients of activations */
+    TSHI_WIRE_EXACT,     /* a weight, or what is read or written: it is sent as it is */
+    TSHI_WIRE_ACTIVATION /* an activation or its gradient */
 } tshi_wire_use;
 
 /* Returns the dtype in which n elements of `dtype` are sent to other ranks. */
 static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
                                  int64_t n) {
-    const int converts = ctx->wire && use != TSHI_WIRE_EXACT && n >= TSHI_WIRE_LEAST &&
+    const int converts = ctx->wire && use == TSHI_WIRE_ACTIVATION && n >= TSHI_WIRE_LEAST &&
                          tshi_dtypes[dtype].floating &&
                          tshi_dtype_bytes(ctx->wire, TSHI_DTYPE_BLOCK) <
                              tshi_dtype_bytes(dtype, TSHI_DTYPE_BLOCK);
@@ -14385,75 +14386,124 @@ static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtyp
 
 /* Returns the bytes of a message's part of n elements. */
 static size_t tshi_wire_bytes(const tsh_ctx *ctx, int64_t n) {
-    return tshi_dtype_bytes(ctx->wire, tshi_base_ceil(n, TSHI_DTYPE_BLOCK) * TSHI_DTYPE_BLOCK);
+    return TSHI_WIRE_HEAD +
+           tshi_dtype_bytes(ctx->wire, tshi_base_ceil(n, TSHI_DTYPE_BLOCK) * TSHI_DTYPE_BLOCK);
 }
 
 /* A part of a message and the values that it stands for: the argument of the functions that threads
  * run. */
 typedef struct tshi_wire_part {
     const tsh_ctx *ctx;
-    tsh_dtype dtype; /* of the values */
-    void *values;
+    tsh_dtype dtype; /* dtype of the values */
+    char *values;
     int64_t n;     /* number of values */
-    char *message; /* the part; of tshi_wire_sum: one of each rank of tp, in rank order */
-    size_t pitch;  /* bytes from the part of one rank to that of the next */
-    tsh_real scale; /* what is sent is multiplied by this */
+    char *message; /* the part; for tshi_wire_sum_part one part of each rank of tp, in rank order */
 } tshi_wire_part;
 
 /* Runs fn on the rank's threads for the blocks of a part. */
-static void tshi_wire_run(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype, void *values,
-                          int64_t n, char *message, tshi_team_fn fn) {
-    const int64_t blocks = tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
-    tshi_wire_part part = {ctx, dtype, values, n, message, tshi_wire_bytes(ctx, n), 0};
-    part.scale = use == TSHI_WIRE_GRADS ? TSHI_R(TSHI_WIRE_SCALE) : 1;
-    tshi_team_run(ctx, tshi_kernel_parts(ctx, blocks, TSHI_DTYPE_BLOCK), blocks, 1, fn, &part);
+static void tshi_wire_run(tshi_wire_part *part, tshi_team_fn fn) {
+    const int64_t blocks = tshi_base_ceil(part->n, TSHI_DTYPE_BLOCK);
+    tshi_team_run(part->ctx, tshi_kernel_parts(part->ctx, blocks, TSHI_DTYPE_BLOCK), blocks, 1, fn,
+                  part);
 }
 
-/* Runs on one thread: encodes the blocks [from, to) of a part. */
-static void tshi_wire_encode(void *job, int thread, int64_t from, int64_t to) {
-    const tshi_wire_part *part = (const tshi_wire_part *)job;
-    const tshi_dtype *dtype = &tshi_dtypes[part->dtype], *wire = &tshi_dtypes[part->ctx->wire];
-    tsh_real x[TSHI_DTYPE_BLOCK];
-    (void)thread;
-    for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
-        const int64_t n = tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e);
-        memset(x, 0, sizeof x);
-        dtype->load((char *)part->values + tshi_dtype_bytes(part->dtype, e), 1, n, x);
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= part->scale;
-        wire->store(part->message + tshi_dtype_bytes(part->ctx->wire, e), 1, TSHI_DTYPE_BLOCK, x);
-    }
+/* Reads the values of the block that begins at element e; zeros come after the last value. */
+static void tshi_wire_get(const tshi_wire_part *part, int64_t e, tsh_real *x) {
+    const int64_t n = tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e);
+    tshi_dtypes[part->dtype].load(part->values + tshi_dtype_bytes(part->dtype, e), 1, n, x);
+    for (int64_t i = n; i < TSHI_DTYPE_BLOCK; i++) x[i] = 0;
 }
 
-/* Writes n elements of a block, which were multiplied by part->scale, to the part's values. */
-static void tshi_wire_put(const tshi_wire_part *part, int64_t e, tsh_real *x) {
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] /= part->scale;
-    tshi_dtypes[part->dtype].store((char *)part->values + tshi_dtype_bytes(part->dtype, e), 1,
+/* Writes the values of the block that begins at element e. */
+static void tshi_wire_put(const tshi_wire_part *part, int64_t e, const tsh_real *x) {
+    tshi_dtypes[part->dtype].store(part->values + tshi_dtype_bytes(part->dtype, e), 1,
                                    tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e), x);
 }
 
-/* Runs on one thread: decodes the blocks [from, to) of a part. */
-static void tshi_wire_decode(void *job, int thread, int64_t from, int64_t to) {
+/* Returns the power of two by which the values of a part are divided: 1 if all are 0, or the wire's
+ * dtype has the range of a float; NaN if one is not finite: all values are NaN then, as quantised
+ * blocks have no NaN. */
+static float tshi_wire_power(const tshi_wire_part *part) {
+    tsh_real x[TSHI_DTYPE_BLOCK], most = 0;
+    int exponent, finite = 1;
+    if (!tshi_dtype_in_blocks(part->ctx->wire)) return 1;
+    for (int64_t e = 0; e < part->n; e += TSHI_DTYPE_BLOCK) {
+        tshi_wire_get(part, e, x);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+            const tsh_real size = x[i] < 0 ? -x[i] : x[i];
+            finite &= size <= (tsh_real)FLT_MAX;
+            most = size > most ? size : most;
+        }
+    }
+    if (!finite) return NAN;
+    if (most == 0) return 1;
+    (void)frexp((double)most, &exponent); /* most < 2^exponent */
+    return (float)ldexp(1, exponent < -100 ? -100 - TSHI_WIRE_TOP : exponent - TSHI_WIRE_TOP);
+}
+
+/* Runs on one thread: encodes the blocks [from, to) of a part, whose power of two is there. */
+static void tshi_wire_encode_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_wire_part *part = (const tshi_wire_part *)job;
     const tsh_dtype wire = part->ctx->wire;
     tsh_real x[TSHI_DTYPE_BLOCK];
+    float power;
+    (void)thread;
+    memcpy(&power, part->message, sizeof power);
+    for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
+        tshi_wire_get(part, e, x);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] = power > 0 ? x[i] / (tsh_real)power : 0;
+        tshi_dtypes[wire].store(part->message + TSHI_WIRE_HEAD + tshi_dtype_bytes(wire, e), 1,
+                                TSHI_DTYPE_BLOCK, x);
+    }
+}
+
+/* Encodes n values as a part of a message. */
+static void tshi_wire_encode(const tsh_ctx *ctx, tsh_dtype dtype, const void *values, int64_t n,
+                             char *message) {
+    tshi_wire_part part = {ctx, dtype, (char *)tshi_kernel_unconst(values), n, message};
+    const float power = tshi_wire_power(&part);
+    memcpy(message, &power, sizeof power);
+    tshi_wire_run(&part, tshi_wire_encode_part);
+}
+
+/* Reads the block of a part that begins at element e. */
+static void tshi_wire_load(const tsh_ctx *ctx, const char *message, int64_t e, tsh_real *x) {
+    float power;
+    memcpy(&power, message, sizeof power);
+    tshi_dtypes[ctx->wire].load(message + TSHI_WIRE_HEAD + tshi_dtype_bytes(ctx->wire, e), 1,
+                                TSHI_DTYPE_BLOCK, x);
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= (tsh_real)power;
+}
+
+/* Runs on one thread: decodes the blocks [from, to) of a part. */
+static void tshi_wire_decode_part(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_wire_part *part = (const tshi_wire_part *)job;
+    tsh_real x[TSHI_DTYPE_BLOCK];
     (void)thread;
     for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
-        tshi_dtypes[wire].load(part->message + tshi_dtype_bytes(wire, e), 1, TSHI_DTYPE_BLOCK, x);
+        tshi_wire_load(part->ctx, part->message, e, x);
         tshi_wire_put(part, e, x);
     }
 }
 
+/* Decodes a part of a message to n values. */
+static void tshi_wire_decode(const tsh_ctx *ctx, tsh_dtype dtype, void *values, int64_t n,
+                             char *message) {
+    tshi_wire_part part = {ctx, dtype, (char *)values, n, message};
+    tshi_wire_run(&part, tshi_wire_decode_part);
+}
+
 /* Runs on one thread: adds up the blocks [from, to) of the parts of all ranks. */
-static void tshi_wire_sum(void *job, int thread, int64_t from, int64_t to) {
+static void tshi_wire_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_wire_part *part = (const tshi_wire_part *)job;
     const tsh_comm *tp = &part->ctx->tp;
-    const tsh_dtype wire = part->ctx->wire;
+    const size_t pitch = tshi_wire_bytes(part->ctx, part->n); /* from one rank's part to the next */
     tsh_real sum[TSHI_DTYPE_BLOCK], x[TSHI_DTYPE_BLOCK];
     (void)thread;
     for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
         for (int i = 1; i <= tp->size; i++) { /* rank 1 + rank first, this rank last */
-            const char *message = part->message + (size_t)((tp->rank + i) % tp->size) * part->pitch;
-            tshi_dtypes[wire].load(message + tshi_dtype_bytes(wire, e), 1, TSHI_DTYPE_BLOCK, x);
+            const size_t r = (size_t)((tp->rank + i) % tp->size);
+            tshi_wire_load(part->ctx, part->message + r * pitch, e, x);
             for (int k = 0; k < TSHI_DTYPE_BLOCK; k++) sum[k] = i > 1 ? sum[k] + x[k] : x[k];
         }
         tshi_wire_put(part, e, sum);
@@ -14463,9 +14513,9 @@ static void tshi_wire_sum(void *job, int thread, int64_t from, int64_t to) {
 /* Sends send[r] of the elements `in`, those for the ranks of tp one after the other, to each rank
  * r, and receives recv[r] elements from it. Returns the received message, in *scratch, which the
  * caller releases; NULL: an error. */
-static char *tshi_wire_exchange(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                const int64_t *send, const int64_t *recv, const void *in,
-                                tshi_block **scratch, const char *what) {
+static char *tshi_wire_exchange(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
+                                const int64_t *recv, const void *in, tshi_block **scratch,
+                                const char *what) {
     const int ranks = ctx->tp.size;
     const size_t counted = 2 * (size_t)ranks * sizeof(int64_t);
     size_t sent = 0, received = 0; /* bytes of the two messages */
@@ -14480,7 +14530,7 @@ static char *tshi_wire_exchange(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype
     for (int r = 0; r < ranks; r++) {
         halves[r] = (int64_t)(tshi_wire_bytes(ctx, send[r]) / 2);
         halves[ranks + r] = (int64_t)(tshi_wire_bytes(ctx, recv[r]) / 2);
-        tshi_wire_run(ctx, use, dtype, tshi_kernel_unconst(in), send[r], at, tshi_wire_encode);
+        tshi_wire_encode(ctx, dtype, in, send[r], at);
         in = (const char *)in + tshi_dtype_bytes(dtype, send[r]);
         at += tshi_wire_bytes(ctx, send[r]);
     }
@@ -14493,13 +14543,13 @@ static char *tshi_wire_exchange(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype
 }
 
 /* An all-to-all of elements: see tshi_wire_exchange; `out` has those of rank 0 first. */
-static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                     const int64_t *send, const int64_t *recv, const void *in,
-                                     void *out, const char *what) {
+static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
+                                     const int64_t *recv, const void *in, void *out,
+                                     const char *what) {
     tshi_block *scratch;
-    char *message = tshi_wire_exchange(ctx, use, dtype, send, recv, in, &scratch, what);
+    char *message = tshi_wire_exchange(ctx, dtype, send, recv, in, &scratch, what);
     for (int r = 0; message && r < ctx->tp.size; r++) {
-        tshi_wire_run(ctx, use, dtype, out, recv[r], message, tshi_wire_decode);
+        tshi_wire_decode(ctx, dtype, out, recv[r], message);
         out = (char *)out + tshi_dtype_bytes(dtype, recv[r]);
         message += tshi_wire_bytes(ctx, recv[r]);
     }
@@ -14508,9 +14558,8 @@ static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype 
 }
 
 /* A reduce-scatter of the elements `in`, counts[r] of them for rank r of tp. */
-static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                    const int64_t *counts, const void *in, void *out,
-                                    const char *what) {
+static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
+                                    const void *in, void *out, const char *what) {
     const int ranks = ctx->tp.size;
     tshi_block *same = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof(int64_t)), *scratch;
     int64_t *own; /* the elements that each rank sends to this one */
@@ -14518,8 +14567,11 @@ static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype d
     if (!same) return ctx->error.code;
     own = (int64_t *)tshi_mem_data(same);
     for (int r = 0; r < ranks; r++) own[r] = counts[ctx->tp.rank];
-    message = tshi_wire_exchange(ctx, use, dtype, counts, own, in, &scratch, what);
-    if (message) tshi_wire_run(ctx, use, dtype, out, own[0], message, tshi_wire_sum);
+    message = tshi_wire_exchange(ctx, dtype, counts, own, in, &scratch, what);
+    if (message) {
+        tshi_wire_part part = {ctx, dtype, (char *)out, own[0], message};
+        tshi_wire_run(&part, tshi_wire_sum_part);
+    }
     tshi_mem_release(ctx, scratch);
     tshi_mem_release(ctx, same);
     return ctx->error.code;
@@ -14527,9 +14579,8 @@ static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype d
 
 /* An all-gather of counts[r] elements of each rank r of tp; `in` may be this rank's place in
  * `out`. */
-static tsh_result tshi_wire_gather(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                   const int64_t *counts, const void *in, void *out,
-                                   const char *what) {
+static tsh_result tshi_wire_gather(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
+                                   const void *in, void *out, const char *what) {
     const int ranks = ctx->tp.size;
     const size_t counted = (size_t)ranks * sizeof(int64_t);
     size_t bytes = 0, before = 0; /* of the message; of the parts of lower ranks */
@@ -14545,12 +14596,11 @@ static tsh_result tshi_wire_gather(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dt
     halves = (int64_t *)tshi_mem_data(scratch);
     message = (char *)(halves + ranks);
     for (int r = 0; r < ranks; r++) halves[r] = (int64_t)(tshi_wire_bytes(ctx, counts[r]) / 2);
-    tshi_wire_run(ctx, use, dtype, tshi_kernel_unconst(in), counts[ctx->tp.rank], message + before,
-                  tshi_wire_encode);
+    tshi_wire_encode(ctx, dtype, in, counts[ctx->tp.rank], message + before);
     (void)tshi_error_comm(
         ctx, tsh_allgather(&ctx->tp, message + before, message, halves, 1, tshi_wire_halves), what);
     for (int r = 0; ctx->error.code == TSH_OK && r < ranks; r++) {
-        tshi_wire_run(ctx, use, dtype, out, counts[r], message, tshi_wire_decode);
+        tshi_wire_decode(ctx, dtype, out, counts[r], message);
         out = (char *)out + tshi_dtype_bytes(dtype, counts[r]);
         message += tshi_wire_bytes(ctx, counts[r]);
     }
@@ -14579,8 +14629,8 @@ static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop
         if (r == ctx->tp.rank) first = tshi_base_min(begin, n);
     }
     own = (char *)data + tshi_dtype_bytes(dtype, first);
-    if (tshi_wire_scatter(ctx, use, dtype, counts, data, own, what) == TSH_OK)
-        (void)tshi_wire_gather(ctx, use, dtype, counts, own, data, what);
+    if (tshi_wire_scatter(ctx, dtype, counts, data, own, what) == TSH_OK)
+        (void)tshi_wire_gather(ctx, dtype, counts, own, data, what);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }
@@ -15101,11 +15151,11 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
     dtype = tshi_tape_sent_as(base);
     base->req = 0;
     tshi_kernel_narrow(values, n, dtype);
-    if (tshi_wire_dtype(ctx, TSHI_WIRE_GRADS, dtype, n) == dtype)
+    if (tshi_wire_dtype(ctx, TSHI_WIRE_ACTIVATION, dtype, n) == dtype)
         (void)tshi_error_comm(
             ctx, tsh_allreduce_start(&ctx->tp, values, n, dtype, TSH_SUM, &base->req), what);
     else
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_GRADS, TSH_SUM, values, n, dtype, what);
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, values, n, dtype, what);
     base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 
@@ -21082,13 +21132,13 @@ static tshi_move_kind tshi_redistribute_lends(const tsh_tensor *t, tshi_wire_use
 
 /* Returns how values that are made of x are sent: those of parameters and of other owned tensors as
  * they are. */
-static tshi_wire_use tshi_redistribute_use(const tsh_tensor *x, tshi_wire_use use) {
-    return x->base->flags & TSHI_OWNED ? TSHI_WIRE_EXACT : use;
+static tshi_wire_use tshi_redistribute_use(const tsh_tensor *x) {
+    return x->base->flags & TSHI_OWNED ? TSHI_WIRE_EXACT : TSHI_WIRE_ACTIVATION;
 }
 
 /* Does what tshi_redistribute_start starts, in the wire's dtype; it is complete on return. */
-static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, tshi_wire_use use,
-                                    tsh_dtype dtype, const void *in) {
+static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, tsh_dtype dtype,
+                                    const void *in) {
     tsh_ctx *ctx = form->ctx;
     const tshi_cut *cut = &move->cut;
     const char *what = tshi_redistribute_kinds[move->kind];
@@ -21104,8 +21154,8 @@ static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, t
         counts[r] = tshi_redistribute_held(cut, r) * cut->outer;
     if (move->kind == TSHI_MOVE_SCATTER) {
         tshi_redistribute_order(cut, tshi_kernel_unconst(in), shards, 0, 1);
-        (void)tshi_wire_scatter(ctx, use, dtype, counts, shards, move->out, what);
-    } else if (tshi_wire_gather(ctx, use, dtype, counts, in, shards, what) == TSH_OK) {
+        (void)tshi_wire_scatter(ctx, dtype, counts, shards, move->out, what);
+    } else if (tshi_wire_gather(ctx, dtype, counts, in, shards, what) == TSH_OK) {
         tshi_redistribute_order(cut, move->out, shards, 0, 0);
     }
     move->arrived = 1;
@@ -21136,7 +21186,7 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     move->req = 0;
     move->scratch = NULL;
     if (kind != TSHI_MOVE_LEND && tshi_wire_dtype(ctx, use, dtype, tsh_numel(form)) != dtype) {
-        tshi_redistribute_wired(move, form, use, dtype, in);
+        tshi_redistribute_wired(move, form, dtype, in);
         return;
     }
     move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
@@ -21221,7 +21271,7 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
         (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
                               what);
     else
-        (void)tshi_wire_alltoall(ctx, use, dtype, send, recv, sent, received, what);
+        (void)tshi_wire_alltoall(ctx, dtype, send, recv, sent, received, what);
     tshi_redistribute_order(&join, out, received, 0, 0);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
@@ -21283,8 +21333,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_op_dense_dest(x, &dest, &scratch);
     if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
-    if (dx && tshi_redistribute_move(form, from, to, tshi_redistribute_use(x, TSHI_WIRE_GRADS),
-                                     dtype, sent ? tshi_mem_data(sent) : g, dx) == TSH_OK) {
+    if (dx && tshi_redistribute_move(form, from, to, tshi_redistribute_use(x), dtype,
+                                     sent ? tshi_mem_data(sent) : g, dx) == TSH_OK) {
         tshi_kernel_widen(dx, tsh_local_numel(x), dtype);
         tshi_op_accumulate(x, &dest, scratch);
     } else {
@@ -21320,8 +21370,8 @@ static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_
     back->dx = tshi_op_dense_dest(x, &back->dest, &back->scratch);
     if (back->dx)
         tshi_redistribute_start(&back->move, x, &x->layout, TSHI_MOVE_SCATTER,
-                                tshi_redistribute_use(x, TSHI_WIRE_GRADS), back->dtype,
-                                tshi_mem_data(back->sent), back->dx);
+                                tshi_redistribute_use(x), back->dtype, tshi_mem_data(back->sent),
+                                back->dx);
 }
 
 /* Waits for the reduce-scatter that tshi_redistribute_return has started, if it has. */
@@ -21372,8 +21422,8 @@ static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const
     void *values = out ? tshi_kernel_packed(x, &scratch) : NULL; /* x's values, dense */
     tsh_result result;
     if (!values) return NULL;
-    result = tshi_redistribute_move(out, from, layout, tshi_redistribute_use(x, TSHI_WIRE_VALUES),
-                                    x->dtype, values, tshi_tensor_at(out));
+    result = tshi_redistribute_move(out, from, layout, tshi_redistribute_use(x), x->dtype, values,
+                                    tshi_tensor_at(out));
     tshi_mem_release(x->ctx, scratch);
     if (result != TSH_OK) return NULL;
     tshi_op_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
@@ -21557,9 +21607,9 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
     if (!scratch) return;
     memcpy(tshi_mem_data(scratch), g, bytes); /* the all-reduce must not change out's gradient */
     tshi_kernel_narrow(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
-    (void)tshi_wire_allreduce(
-        out->ctx, tshi_redistribute_use(node->in[0], TSHI_WIRE_GRADS), op, tshi_mem_data(scratch),
-        tsh_local_numel(out), dtype, "tsh_tp_copy: all-reduce of the gradient");
+    (void)tshi_wire_allreduce(out->ctx, tshi_redistribute_use(node->in[0]), op,
+                              tshi_mem_data(scratch), tsh_local_numel(out), dtype,
+                              "tsh_tp_copy: all-reduce of the gradient");
     tshi_kernel_widen(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
@@ -21594,9 +21644,8 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
     tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0); /* out = x, dense */
-    if (tshi_wire_allreduce(ctx, tshi_redistribute_use(x, TSHI_WIRE_VALUES), op,
-                            tshi_tensor_at(out), tsh_numel(out), out->dtype,
-                            "tsh_tp_reduce: all-reduce") != TSH_OK)
+    if (tshi_wire_allreduce(ctx, tshi_redistribute_use(x), op, tshi_tensor_at(out), tsh_numel(out),
+                            out->dtype, "tsh_tp_reduce: all-reduce") != TSH_OK)
         return NULL;
     (void)tshi_tape_record(&tshi_redistribute_reduce_op, out, &x, 1, TSHI_NONE, 0);
     return out;
@@ -23044,10 +23093,11 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
-    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, TSHI_WIRE_GRADS, how->scatter, &rows,
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, TSHI_WIRE_ACTIVATION, how->scatter, &rows,
                                       &all_y);
     tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
-                                      TSHI_WIRE_VALUES, saved && how->regather, &rows_x, &all_x);
+                                      TSHI_WIRE_ACTIVATION, saved && how->regather, &rows_x,
+                                      &all_x);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
     tshi_linear_arrive(ctx, &all_y, &dy);
@@ -23102,8 +23152,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
     tshi_block *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* X (rows, in), W^T (in, out), Y (rows, out), b as (rows, out) */
-    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, TSHI_WIRE_VALUES, how->regather, &rows,
-                          &all);
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, TSHI_WIRE_ACTIVATION, how->regather,
+                          &rows, &all);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter)
         partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
@@ -23123,11 +23173,11 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
     if (ctx->error.code == TSH_OK && how->reduce)
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_VALUES, TSH_SUM, my.data, rows * outs, out->dtype,
-                                  "tsh_linear: all-reduce of a row-parallel output");
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, my.data, rows * outs,
+                                  out->dtype, "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && how->scatter)
-        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER, TSHI_WIRE_VALUES,
-                                out->dtype, my.data, tshi_tensor_at(out));
+        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER,
+                                TSHI_WIRE_ACTIVATION, out->dtype, my.data, tshi_tensor_at(out));
     (void)tshi_redistribute_arrive(ctx, &scattered);
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;
@@ -24957,7 +25007,7 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
         tshi_conv_output(ctx, c, x, w, c->reduce ? NULL : b, y);
     if (y) tshi_kernel_output_done(out, scratch[3]);
     if (ctx->error.code == TSH_OK && c->reduce)
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_VALUES, TSH_SUM, tshi_tensor_at(out),
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, tshi_tensor_at(out),
                                   tsh_local_numel(out), out->dtype,
                                   "all-reduce of a row-parallel convolution");
     if (ctx->error.code == TSH_OK && c->reduce && b) {
@@ -33004,7 +33054,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     tshi_dest dest; /* the part of *to[i] that belongs to y, which may be a view */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_GRADS, TSH_SUM, tshi_mem_data(out->gp.block),
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, tshi_mem_data(out->gp.block),
                                   tsh_local_numel(out), TSH_REAL,
                                   "tsh_backward: all-reduce of the gradient of a checkpoint's "
                                   "output");
@@ -39863,15 +39913,13 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 }
 
 /* Sends n elements to stage `to`, as tshi_pipeline_send does, or in the wire's dtype. */
-static void tshi_pipeline_send_values(tsh_pipeline *p, int to, tshi_wire_use use, tshi_block *block,
-                                      void *data, int64_t n, tsh_dtype dtype) {
-    const int wired = block && tshi_wire_dtype(p->ctx, use, dtype, n) != dtype;
+static void tshi_pipeline_send_values(tsh_pipeline *p, int to, tshi_block *block, void *data,
+                                      int64_t n, tsh_dtype dtype) {
+    const int wired = block && tshi_wire_dtype(p->ctx, TSHI_WIRE_ACTIVATION, dtype, n) != dtype;
     const size_t bytes = wired ? tshi_wire_bytes(p->ctx, n) : 0;
     if (wired) {
         tshi_block *message = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, bytes);
-        if (message)
-            tshi_wire_run(p->ctx, use, dtype, data, n, (char *)tshi_mem_data(message),
-                          tshi_wire_encode);
+        if (message) tshi_wire_encode(p->ctx, dtype, data, n, (char *)tshi_mem_data(message));
         tshi_mem_release(p->ctx, block);
         block = message;
         data = message ? tshi_mem_data(message) : NULL;
@@ -39882,17 +39930,16 @@ static void tshi_pipeline_send_values(tsh_pipeline *p, int to, tshi_wire_use use
 }
 
 /* Receives what tshi_pipeline_send_values has sent. */
-static tsh_result tshi_pipeline_receive_values(tsh_pipeline *p, int from, tshi_wire_use use,
-                                               void *data, int64_t n, tsh_dtype dtype) {
-    const int wired = tshi_wire_dtype(p->ctx, use, dtype, n) != dtype;
+static tsh_result tshi_pipeline_receive_values(tsh_pipeline *p, int from, void *data, int64_t n,
+                                               tsh_dtype dtype) {
+    const int wired = tshi_wire_dtype(p->ctx, TSHI_WIRE_ACTIVATION, dtype, n) != dtype;
     const size_t bytes = wired ? tshi_wire_bytes(p->ctx, n) : 0;
     tshi_block *message;
     if (!wired) return tshi_pipeline_receive(p, from, data, n, dtype);
     message = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, bytes);
     if (message && tshi_pipeline_receive(p, from, tshi_mem_data(message), (int64_t)(bytes / 2),
                                          tshi_wire_halves) == TSH_OK)
-        tshi_wire_run(p->ctx, use, dtype, data, n, (char *)tshi_mem_data(message),
-                      tshi_wire_decode);
+        tshi_wire_decode(p->ctx, dtype, data, n, (char *)tshi_mem_data(message));
     tshi_mem_release(p->ctx, message);
     return p->ctx->error.code;
 }
@@ -39917,8 +39964,7 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y, int more) 
         packed = y->block;
         packed->refs++;
     }
-    tshi_pipeline_send_values(p, p->stage + 1, TSHI_WIRE_VALUES, packed, data, tsh_local_numel(y),
-                              y->dtype);
+    tshi_pipeline_send_values(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
 }
 
 /* Sends the gradient of the micro-batch's input to the previous stage, from which the input came.
@@ -39931,9 +39977,7 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
         block = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
-    if (block)
-        tshi_pipeline_send_values(p, p->stage - 1, TSHI_WIRE_GRADS, block, tshi_mem_data(block), n,
-                                  TSH_REAL);
+    if (block) tshi_pipeline_send_values(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
     micro->input = NULL; /* no gradient has to be sent any more */
 }
 
@@ -39964,8 +40008,8 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     layout.segments = (int)head.segments;
     memcpy(layout.segment, head.segment, sizeof head.segment);
     x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head.dtype, &shape, &layout);
-    if (!x || tshi_pipeline_receive_values(p, p->stage - 1, TSHI_WIRE_VALUES, tshi_tensor_at(x),
-                                           tsh_local_numel(x), x->dtype) != TSH_OK)
+    if (!x || tshi_pipeline_receive_values(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
+                                           x->dtype) != TSH_OK)
         return NULL;
     if (!micro || !head.requires_grad) return x; /* no gradient to send back */
     node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);
@@ -40102,7 +40146,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     if (p->stage == p->last)
         grad[0] = TSHI_R(p->desc.weight ? 1.0 : 1.0 / p->desc.micro_batches);
     else
-        (void)tshi_pipeline_receive_values(p, p->stage + 1, TSHI_WIRE_GRADS, grad, n, TSH_REAL);
+        (void)tshi_pipeline_receive_values(p, p->stage + 1, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
     if (ctx->error.code == TSH_OK && tshi_tape_dest_in(y, &y->base->gr, &dest))
         tshi_tape_accumulate(y, &dest, grad, stride);

@@ -4,9 +4,9 @@
 /* Needs: >>kernel >>comm.                                                    */
 /* ========================================================================== */
 
-/* A message has a part for, or from, each rank: its values in the wire's dtype, in blocks of
- * TSHI_DTYPE_BLOCK elements; zeros fill the last one. Blocks of quantised values are sent as 16-bit
- * numbers, which no collective changes.
+/* A message has a part for each rank, or from each: a power of two, as a float, then the values,
+ * divided by it, in the wire's dtype, in blocks of TSHI_DTYPE_BLOCK elements; zeros fill the last
+ * block. A message is sent as 16-bit numbers, which no collective changes.
  *
  *     reduce-scatter   An all-to-all sends each rank its part. The rank decodes the parts and adds
  *                      them in the order of rule 5 of >>comm-api.
@@ -16,10 +16,12 @@
  * So every rank decodes the same bytes, and what is replicated stays the same on all ranks. */
 
 enum {
-    TSHI_WIRE_LEAST = 16384, /* fewer elements are sent as they are: latency is what they cost */
-    /* Gradients are multiplied by this before they are encoded, and divided by it afterwards: a
-     * scale of a quantised block is an f16, which has no numbers below 6e-8. */
-    TSHI_WIRE_SCALE = 4096
+    TSHI_WIRE_LEAST = 16384, /* tensors with fewer elements are sent as they are: latency, not the
+                              * number of bytes, is what they cost */
+    TSHI_WIRE_HEAD = sizeof(float), /* bytes of a part before its blocks */
+    /* Quantised values of a part lie below 2^14: the scale of a block is an f16, from 6e-8 on, so
+     * that blocks keep their bits down to 5e-10 of the part's largest value. */
+    TSHI_WIRE_TOP = 14
 };
 
 /* The dtype of messages for backends, of which an element has two bytes. */
@@ -27,15 +29,14 @@ static const tsh_dtype tshi_wire_halves = TSH_BF16;
 
 /* What is sent. */
 typedef enum tshi_wire_use {
-    TSHI_WIRE_EXACT,  /* weights and what is read or written: as they are */
-    TSHI_WIRE_VALUES, /* activations */
-    TSHI_WIRE_GRADS   /* gradients of activations */
+    TSHI_WIRE_EXACT,     /* a weight, or what is read or written: it is sent as it is */
+    TSHI_WIRE_ACTIVATION /* an activation or its gradient */
 } tshi_wire_use;
 
 /* Returns the dtype in which n elements of `dtype` are sent to other ranks. */
 static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
                                  int64_t n) {
-    const int converts = ctx->wire && use != TSHI_WIRE_EXACT && n >= TSHI_WIRE_LEAST &&
+    const int converts = ctx->wire && use == TSHI_WIRE_ACTIVATION && n >= TSHI_WIRE_LEAST &&
                          tshi_dtypes[dtype].floating &&
                          tshi_dtype_bytes(ctx->wire, TSHI_DTYPE_BLOCK) <
                              tshi_dtype_bytes(dtype, TSHI_DTYPE_BLOCK);
@@ -44,75 +45,124 @@ static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtyp
 
 /* Returns the bytes of a message's part of n elements. */
 static size_t tshi_wire_bytes(const tsh_ctx *ctx, int64_t n) {
-    return tshi_dtype_bytes(ctx->wire, tshi_base_ceil(n, TSHI_DTYPE_BLOCK) * TSHI_DTYPE_BLOCK);
+    return TSHI_WIRE_HEAD +
+           tshi_dtype_bytes(ctx->wire, tshi_base_ceil(n, TSHI_DTYPE_BLOCK) * TSHI_DTYPE_BLOCK);
 }
 
 /* A part of a message and the values that it stands for: the argument of the functions that threads
  * run. */
 typedef struct tshi_wire_part {
     const tsh_ctx *ctx;
-    tsh_dtype dtype; /* of the values */
-    void *values;
+    tsh_dtype dtype; /* dtype of the values */
+    char *values;
     int64_t n;     /* number of values */
-    char *message; /* the part; of tshi_wire_sum: one of each rank of tp, in rank order */
-    size_t pitch;  /* bytes from the part of one rank to that of the next */
-    tsh_real scale; /* what is sent is multiplied by this */
+    char *message; /* the part; for tshi_wire_sum_part one part of each rank of tp, in rank order */
 } tshi_wire_part;
 
 /* Runs fn on the rank's threads for the blocks of a part. */
-static void tshi_wire_run(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype, void *values,
-                          int64_t n, char *message, tshi_team_fn fn) {
-    const int64_t blocks = tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
-    tshi_wire_part part = {ctx, dtype, values, n, message, tshi_wire_bytes(ctx, n), 0};
-    part.scale = use == TSHI_WIRE_GRADS ? TSHI_R(TSHI_WIRE_SCALE) : 1;
-    tshi_team_run(ctx, tshi_kernel_parts(ctx, blocks, TSHI_DTYPE_BLOCK), blocks, 1, fn, &part);
+static void tshi_wire_run(tshi_wire_part *part, tshi_team_fn fn) {
+    const int64_t blocks = tshi_base_ceil(part->n, TSHI_DTYPE_BLOCK);
+    tshi_team_run(part->ctx, tshi_kernel_parts(part->ctx, blocks, TSHI_DTYPE_BLOCK), blocks, 1, fn,
+                  part);
 }
 
-/* Runs on one thread: encodes the blocks [from, to) of a part. */
-static void tshi_wire_encode(void *job, int thread, int64_t from, int64_t to) {
-    const tshi_wire_part *part = (const tshi_wire_part *)job;
-    const tshi_dtype *dtype = &tshi_dtypes[part->dtype], *wire = &tshi_dtypes[part->ctx->wire];
-    tsh_real x[TSHI_DTYPE_BLOCK];
-    (void)thread;
-    for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
-        const int64_t n = tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e);
-        memset(x, 0, sizeof x);
-        dtype->load((char *)part->values + tshi_dtype_bytes(part->dtype, e), 1, n, x);
-        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= part->scale;
-        wire->store(part->message + tshi_dtype_bytes(part->ctx->wire, e), 1, TSHI_DTYPE_BLOCK, x);
-    }
+/* Reads the values of the block that begins at element e; zeros come after the last value. */
+static void tshi_wire_get(const tshi_wire_part *part, int64_t e, tsh_real *x) {
+    const int64_t n = tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e);
+    tshi_dtypes[part->dtype].load(part->values + tshi_dtype_bytes(part->dtype, e), 1, n, x);
+    for (int64_t i = n; i < TSHI_DTYPE_BLOCK; i++) x[i] = 0;
 }
 
-/* Writes n elements of a block, which were multiplied by part->scale, to the part's values. */
-static void tshi_wire_put(const tshi_wire_part *part, int64_t e, tsh_real *x) {
-    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] /= part->scale;
-    tshi_dtypes[part->dtype].store((char *)part->values + tshi_dtype_bytes(part->dtype, e), 1,
+/* Writes the values of the block that begins at element e. */
+static void tshi_wire_put(const tshi_wire_part *part, int64_t e, const tsh_real *x) {
+    tshi_dtypes[part->dtype].store(part->values + tshi_dtype_bytes(part->dtype, e), 1,
                                    tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e), x);
 }
 
-/* Runs on one thread: decodes the blocks [from, to) of a part. */
-static void tshi_wire_decode(void *job, int thread, int64_t from, int64_t to) {
+/* Returns the power of two by which the values of a part are divided: 1 if all are 0, or the wire's
+ * dtype has the range of a float; NaN if one is not finite: all values are NaN then, as quantised
+ * blocks have no NaN. */
+static float tshi_wire_power(const tshi_wire_part *part) {
+    tsh_real x[TSHI_DTYPE_BLOCK], most = 0;
+    int exponent, finite = 1;
+    if (!tshi_dtype_in_blocks(part->ctx->wire)) return 1;
+    for (int64_t e = 0; e < part->n; e += TSHI_DTYPE_BLOCK) {
+        tshi_wire_get(part, e, x);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
+            const tsh_real size = x[i] < 0 ? -x[i] : x[i];
+            finite &= size <= (tsh_real)FLT_MAX;
+            most = size > most ? size : most;
+        }
+    }
+    if (!finite) return NAN;
+    if (most == 0) return 1;
+    (void)frexp((double)most, &exponent); /* most < 2^exponent */
+    return (float)ldexp(1, exponent < -100 ? -100 - TSHI_WIRE_TOP : exponent - TSHI_WIRE_TOP);
+}
+
+/* Runs on one thread: encodes the blocks [from, to) of a part, whose power of two is there. */
+static void tshi_wire_encode_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_wire_part *part = (const tshi_wire_part *)job;
     const tsh_dtype wire = part->ctx->wire;
     tsh_real x[TSHI_DTYPE_BLOCK];
+    float power;
+    (void)thread;
+    memcpy(&power, part->message, sizeof power);
+    for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
+        tshi_wire_get(part, e, x);
+        for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] = power > 0 ? x[i] / (tsh_real)power : 0;
+        tshi_dtypes[wire].store(part->message + TSHI_WIRE_HEAD + tshi_dtype_bytes(wire, e), 1,
+                                TSHI_DTYPE_BLOCK, x);
+    }
+}
+
+/* Encodes n values as a part of a message. */
+static void tshi_wire_encode(const tsh_ctx *ctx, tsh_dtype dtype, const void *values, int64_t n,
+                             char *message) {
+    tshi_wire_part part = {ctx, dtype, (char *)tshi_kernel_unconst(values), n, message};
+    const float power = tshi_wire_power(&part);
+    memcpy(message, &power, sizeof power);
+    tshi_wire_run(&part, tshi_wire_encode_part);
+}
+
+/* Reads the block of a part that begins at element e. */
+static void tshi_wire_load(const tsh_ctx *ctx, const char *message, int64_t e, tsh_real *x) {
+    float power;
+    memcpy(&power, message, sizeof power);
+    tshi_dtypes[ctx->wire].load(message + TSHI_WIRE_HEAD + tshi_dtype_bytes(ctx->wire, e), 1,
+                                TSHI_DTYPE_BLOCK, x);
+    for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) x[i] *= (tsh_real)power;
+}
+
+/* Runs on one thread: decodes the blocks [from, to) of a part. */
+static void tshi_wire_decode_part(void *job, int thread, int64_t from, int64_t to) {
+    const tshi_wire_part *part = (const tshi_wire_part *)job;
+    tsh_real x[TSHI_DTYPE_BLOCK];
     (void)thread;
     for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
-        tshi_dtypes[wire].load(part->message + tshi_dtype_bytes(wire, e), 1, TSHI_DTYPE_BLOCK, x);
+        tshi_wire_load(part->ctx, part->message, e, x);
         tshi_wire_put(part, e, x);
     }
 }
 
+/* Decodes a part of a message to n values. */
+static void tshi_wire_decode(const tsh_ctx *ctx, tsh_dtype dtype, void *values, int64_t n,
+                             char *message) {
+    tshi_wire_part part = {ctx, dtype, (char *)values, n, message};
+    tshi_wire_run(&part, tshi_wire_decode_part);
+}
+
 /* Runs on one thread: adds up the blocks [from, to) of the parts of all ranks. */
-static void tshi_wire_sum(void *job, int thread, int64_t from, int64_t to) {
+static void tshi_wire_sum_part(void *job, int thread, int64_t from, int64_t to) {
     const tshi_wire_part *part = (const tshi_wire_part *)job;
     const tsh_comm *tp = &part->ctx->tp;
-    const tsh_dtype wire = part->ctx->wire;
+    const size_t pitch = tshi_wire_bytes(part->ctx, part->n); /* from one rank's part to the next */
     tsh_real sum[TSHI_DTYPE_BLOCK], x[TSHI_DTYPE_BLOCK];
     (void)thread;
     for (int64_t e = from * TSHI_DTYPE_BLOCK; e < to * TSHI_DTYPE_BLOCK; e += TSHI_DTYPE_BLOCK) {
         for (int i = 1; i <= tp->size; i++) { /* rank 1 + rank first, this rank last */
-            const char *message = part->message + (size_t)((tp->rank + i) % tp->size) * part->pitch;
-            tshi_dtypes[wire].load(message + tshi_dtype_bytes(wire, e), 1, TSHI_DTYPE_BLOCK, x);
+            const size_t r = (size_t)((tp->rank + i) % tp->size);
+            tshi_wire_load(part->ctx, part->message + r * pitch, e, x);
             for (int k = 0; k < TSHI_DTYPE_BLOCK; k++) sum[k] = i > 1 ? sum[k] + x[k] : x[k];
         }
         tshi_wire_put(part, e, sum);
@@ -122,9 +172,9 @@ static void tshi_wire_sum(void *job, int thread, int64_t from, int64_t to) {
 /* Sends send[r] of the elements `in`, those for the ranks of tp one after the other, to each rank
  * r, and receives recv[r] elements from it. Returns the received message, in *scratch, which the
  * caller releases; NULL: an error. */
-static char *tshi_wire_exchange(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                const int64_t *send, const int64_t *recv, const void *in,
-                                tshi_block **scratch, const char *what) {
+static char *tshi_wire_exchange(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
+                                const int64_t *recv, const void *in, tshi_block **scratch,
+                                const char *what) {
     const int ranks = ctx->tp.size;
     const size_t counted = 2 * (size_t)ranks * sizeof(int64_t);
     size_t sent = 0, received = 0; /* bytes of the two messages */
@@ -139,7 +189,7 @@ static char *tshi_wire_exchange(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype
     for (int r = 0; r < ranks; r++) {
         halves[r] = (int64_t)(tshi_wire_bytes(ctx, send[r]) / 2);
         halves[ranks + r] = (int64_t)(tshi_wire_bytes(ctx, recv[r]) / 2);
-        tshi_wire_run(ctx, use, dtype, tshi_kernel_unconst(in), send[r], at, tshi_wire_encode);
+        tshi_wire_encode(ctx, dtype, in, send[r], at);
         in = (const char *)in + tshi_dtype_bytes(dtype, send[r]);
         at += tshi_wire_bytes(ctx, send[r]);
     }
@@ -152,13 +202,13 @@ static char *tshi_wire_exchange(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype
 }
 
 /* An all-to-all of elements: see tshi_wire_exchange; `out` has those of rank 0 first. */
-static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                     const int64_t *send, const int64_t *recv, const void *in,
-                                     void *out, const char *what) {
+static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
+                                     const int64_t *recv, const void *in, void *out,
+                                     const char *what) {
     tshi_block *scratch;
-    char *message = tshi_wire_exchange(ctx, use, dtype, send, recv, in, &scratch, what);
+    char *message = tshi_wire_exchange(ctx, dtype, send, recv, in, &scratch, what);
     for (int r = 0; message && r < ctx->tp.size; r++) {
-        tshi_wire_run(ctx, use, dtype, out, recv[r], message, tshi_wire_decode);
+        tshi_wire_decode(ctx, dtype, out, recv[r], message);
         out = (char *)out + tshi_dtype_bytes(dtype, recv[r]);
         message += tshi_wire_bytes(ctx, recv[r]);
     }
@@ -167,9 +217,8 @@ static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype 
 }
 
 /* A reduce-scatter of the elements `in`, counts[r] of them for rank r of tp. */
-static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                    const int64_t *counts, const void *in, void *out,
-                                    const char *what) {
+static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
+                                    const void *in, void *out, const char *what) {
     const int ranks = ctx->tp.size;
     tshi_block *same = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof(int64_t)), *scratch;
     int64_t *own; /* the elements that each rank sends to this one */
@@ -177,8 +226,11 @@ static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype d
     if (!same) return ctx->error.code;
     own = (int64_t *)tshi_mem_data(same);
     for (int r = 0; r < ranks; r++) own[r] = counts[ctx->tp.rank];
-    message = tshi_wire_exchange(ctx, use, dtype, counts, own, in, &scratch, what);
-    if (message) tshi_wire_run(ctx, use, dtype, out, own[0], message, tshi_wire_sum);
+    message = tshi_wire_exchange(ctx, dtype, counts, own, in, &scratch, what);
+    if (message) {
+        tshi_wire_part part = {ctx, dtype, (char *)out, own[0], message};
+        tshi_wire_run(&part, tshi_wire_sum_part);
+    }
     tshi_mem_release(ctx, scratch);
     tshi_mem_release(ctx, same);
     return ctx->error.code;
@@ -186,9 +238,8 @@ static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype d
 
 /* An all-gather of counts[r] elements of each rank r of tp; `in` may be this rank's place in
  * `out`. */
-static tsh_result tshi_wire_gather(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                   const int64_t *counts, const void *in, void *out,
-                                   const char *what) {
+static tsh_result tshi_wire_gather(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
+                                   const void *in, void *out, const char *what) {
     const int ranks = ctx->tp.size;
     const size_t counted = (size_t)ranks * sizeof(int64_t);
     size_t bytes = 0, before = 0; /* of the message; of the parts of lower ranks */
@@ -204,12 +255,11 @@ static tsh_result tshi_wire_gather(tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dt
     halves = (int64_t *)tshi_mem_data(scratch);
     message = (char *)(halves + ranks);
     for (int r = 0; r < ranks; r++) halves[r] = (int64_t)(tshi_wire_bytes(ctx, counts[r]) / 2);
-    tshi_wire_run(ctx, use, dtype, tshi_kernel_unconst(in), counts[ctx->tp.rank], message + before,
-                  tshi_wire_encode);
+    tshi_wire_encode(ctx, dtype, in, counts[ctx->tp.rank], message + before);
     (void)tshi_error_comm(
         ctx, tsh_allgather(&ctx->tp, message + before, message, halves, 1, tshi_wire_halves), what);
     for (int r = 0; ctx->error.code == TSH_OK && r < ranks; r++) {
-        tshi_wire_run(ctx, use, dtype, out, counts[r], message, tshi_wire_decode);
+        tshi_wire_decode(ctx, dtype, out, counts[r], message);
         out = (char *)out + tshi_dtype_bytes(dtype, counts[r]);
         message += tshi_wire_bytes(ctx, counts[r]);
     }
@@ -238,8 +288,8 @@ static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop
         if (r == ctx->tp.rank) first = tshi_base_min(begin, n);
     }
     own = (char *)data + tshi_dtype_bytes(dtype, first);
-    if (tshi_wire_scatter(ctx, use, dtype, counts, data, own, what) == TSH_OK)
-        (void)tshi_wire_gather(ctx, use, dtype, counts, own, data, what);
+    if (tshi_wire_scatter(ctx, dtype, counts, data, own, what) == TSH_OK)
+        (void)tshi_wire_gather(ctx, dtype, counts, own, data, what);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
 }

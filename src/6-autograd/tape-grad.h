@@ -254,11 +254,11 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
     dtype = tshi_tape_sent_as(base);
     base->req = 0;
     tshi_kernel_narrow(values, n, dtype);
-    if (tshi_wire_dtype(ctx, TSHI_WIRE_GRADS, dtype, n) == dtype)
+    if (tshi_wire_dtype(ctx, TSHI_WIRE_ACTIVATION, dtype, n) == dtype)
         (void)tshi_error_comm(
             ctx, tsh_allreduce_start(&ctx->tp, values, n, dtype, TSH_SUM, &base->req), what);
     else
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_GRADS, TSH_SUM, values, n, dtype, what);
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, values, n, dtype, what);
     base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 

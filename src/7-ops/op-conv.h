@@ -86,7 +86,7 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
         tshi_conv_output(ctx, c, x, w, c->reduce ? NULL : b, y);
     if (y) tshi_kernel_output_done(out, scratch[3]);
     if (ctx->error.code == TSH_OK && c->reduce)
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_VALUES, TSH_SUM, tshi_tensor_at(out),
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, tshi_tensor_at(out),
                                   tsh_local_numel(out), out->dtype,
                                   "all-reduce of a row-parallel convolution");
     if (ctx->error.code == TSH_OK && c->reduce && b) {

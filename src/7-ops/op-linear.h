@@ -122,10 +122,11 @@ static void tshi_linear_backward(tshi_node *node) {
     int64_t rows_x; /* rows of X on this rank, or of all of X if it is gathered */
     const int saved = node->saved[0] != NULL; /* 0: forward has not saved X, since W is frozen */
     /* shapes: dy (rows, out), mx and dX (rows, in), dW (out, in) */
-    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, TSHI_WIRE_GRADS, how->scatter, &rows,
+    tshi_matrix dy = tshi_linear_rows(out, g, TSH_REAL, TSHI_WIRE_ACTIVATION, how->scatter, &rows,
                                       &all_y);
     tshi_matrix mx = tshi_linear_rows(x, saved ? tshi_tape_saved(node, 0) : NULL, x->dtype,
-                                      TSHI_WIRE_VALUES, saved && how->regather, &rows_x, &all_x);
+                                      TSHI_WIRE_ACTIVATION, saved && how->regather, &rows_x,
+                                      &all_x);
     tshi_dest dest;
     dy.rounds = tshi_matmul_rounds(out, x, w);
     tshi_linear_arrive(ctx, &all_y, &dy);
@@ -180,8 +181,8 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
     /* partial: Y before it is scattered; bias: b as tsh_real; or NULL */
     tshi_block *partial = NULL, *bias = NULL;
     tshi_matrix mx, mw, my, mb; /* X (rows, in), W^T (in, out), Y (rows, out), b as (rows, out) */
-    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, TSHI_WIRE_VALUES, how->regather, &rows,
-                          &all);
+    mx = tshi_linear_rows(x, tshi_tensor_at(x), x->dtype, TSHI_WIRE_ACTIVATION, how->regather,
+                          &rows, &all);
     mw = tshi_gemm_matrix_of(tshi_tensor_at(w), w->dtype, w->stride[1], w->stride[0]); /* W^T */
     if (how->scatter)
         partial = tshi_mem_alloc(ctx, TSH_MEM_STEP, tshi_dtype_bytes(out->dtype, rows * outs));
@@ -201,11 +202,11 @@ static void tshi_linear_forward(tsh_tensor *const *in, tsh_tensor *out, const ts
         tshi_matmul_run(ctx, rows, outs, w->local[1], 1, mx, mw, b && !late ? TSHI_R(1) : 0, mb,
                         my);
     if (ctx->error.code == TSH_OK && how->reduce)
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_VALUES, TSH_SUM, my.data, rows * outs, out->dtype,
-                                  "tsh_linear: all-reduce of a row-parallel output");
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, my.data, rows * outs,
+                                  out->dtype, "tsh_linear: all-reduce of a row-parallel output");
     if (ctx->error.code == TSH_OK && how->scatter)
-        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER, TSHI_WIRE_VALUES,
-                                out->dtype, my.data, tshi_tensor_at(out));
+        tshi_redistribute_start(&scattered, out, &out->layout, TSHI_MOVE_SCATTER,
+                                TSHI_WIRE_ACTIVATION, out->dtype, my.data, tshi_tensor_at(out));
     (void)tshi_redistribute_arrive(ctx, &scattered);
     if (ctx->error.code == TSH_OK && b && late) {
         tshi_loop loop;

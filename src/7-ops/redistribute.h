@@ -129,13 +129,13 @@ static tshi_move_kind tshi_redistribute_lends(const tsh_tensor *t, tshi_wire_use
 
 /* Returns how values that are made of x are sent: those of parameters and of other owned tensors as
  * they are. */
-static tshi_wire_use tshi_redistribute_use(const tsh_tensor *x, tshi_wire_use use) {
-    return x->base->flags & TSHI_OWNED ? TSHI_WIRE_EXACT : use;
+static tshi_wire_use tshi_redistribute_use(const tsh_tensor *x) {
+    return x->base->flags & TSHI_OWNED ? TSHI_WIRE_EXACT : TSHI_WIRE_ACTIVATION;
 }
 
 /* Does what tshi_redistribute_start starts, in the wire's dtype; it is complete on return. */
-static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, tshi_wire_use use,
-                                    tsh_dtype dtype, const void *in) {
+static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, tsh_dtype dtype,
+                                    const void *in) {
     tsh_ctx *ctx = form->ctx;
     const tshi_cut *cut = &move->cut;
     const char *what = tshi_redistribute_kinds[move->kind];
@@ -151,8 +151,8 @@ static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, t
         counts[r] = tshi_redistribute_held(cut, r) * cut->outer;
     if (move->kind == TSHI_MOVE_SCATTER) {
         tshi_redistribute_order(cut, tshi_kernel_unconst(in), shards, 0, 1);
-        (void)tshi_wire_scatter(ctx, use, dtype, counts, shards, move->out, what);
-    } else if (tshi_wire_gather(ctx, use, dtype, counts, in, shards, what) == TSH_OK) {
+        (void)tshi_wire_scatter(ctx, dtype, counts, shards, move->out, what);
+    } else if (tshi_wire_gather(ctx, dtype, counts, in, shards, what) == TSH_OK) {
         tshi_redistribute_order(cut, move->out, shards, 0, 0);
     }
     move->arrived = 1;
@@ -183,7 +183,7 @@ static void tshi_redistribute_start(tshi_moving *move, const tsh_tensor *form,
     move->req = 0;
     move->scratch = NULL;
     if (kind != TSHI_MOVE_LEND && tshi_wire_dtype(ctx, use, dtype, tsh_numel(form)) != dtype) {
-        tshi_redistribute_wired(move, form, use, dtype, in);
+        tshi_redistribute_wired(move, form, dtype, in);
         return;
     }
     move->scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, counted + bytes);
@@ -268,7 +268,7 @@ static tsh_result tshi_redistribute_swap(tsh_ctx *ctx, const tsh_tensor *form,
         (void)tshi_error_comm(ctx, tsh_alltoall(&ctx->tp, sent, send, received, recv, 1, dtype),
                               what);
     else
-        (void)tshi_wire_alltoall(ctx, use, dtype, send, recv, sent, received, what);
+        (void)tshi_wire_alltoall(ctx, dtype, send, recv, sent, received, what);
     tshi_redistribute_order(&join, out, received, 0, 0);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
@@ -330,8 +330,8 @@ static void tshi_redistribute_back(tshi_node *node, const tsh_tensor *form, cons
     if (!tshi_tape_dest(node, 0, &dest)) return;
     dx = tshi_op_dense_dest(x, &dest, &scratch);
     if (dx && dtype != TSH_REAL) sent = tshi_kernel_rounded(x->ctx, g, n, dtype);
-    if (dx && tshi_redistribute_move(form, from, to, tshi_redistribute_use(x, TSHI_WIRE_GRADS),
-                                     dtype, sent ? tshi_mem_data(sent) : g, dx) == TSH_OK) {
+    if (dx && tshi_redistribute_move(form, from, to, tshi_redistribute_use(x), dtype,
+                                     sent ? tshi_mem_data(sent) : g, dx) == TSH_OK) {
         tshi_kernel_widen(dx, tsh_local_numel(x), dtype);
         tshi_op_accumulate(x, &dest, scratch);
     } else {
@@ -367,8 +367,8 @@ static void tshi_redistribute_return(tshi_returning *back, tshi_node *node, tsh_
     back->dx = tshi_op_dense_dest(x, &back->dest, &back->scratch);
     if (back->dx)
         tshi_redistribute_start(&back->move, x, &x->layout, TSHI_MOVE_SCATTER,
-                                tshi_redistribute_use(x, TSHI_WIRE_GRADS), back->dtype,
-                                tshi_mem_data(back->sent), back->dx);
+                                tshi_redistribute_use(x), back->dtype, tshi_mem_data(back->sent),
+                                back->dx);
 }
 
 /* Waits for the reduce-scatter that tshi_redistribute_return has started, if it has. */
@@ -419,8 +419,8 @@ static tsh_tensor *tshi_redistribute_run(const tshi_op *op, tsh_tensor *x, const
     void *values = out ? tshi_kernel_packed(x, &scratch) : NULL; /* x's values, dense */
     tsh_result result;
     if (!values) return NULL;
-    result = tshi_redistribute_move(out, from, layout, tshi_redistribute_use(x, TSHI_WIRE_VALUES),
-                                    x->dtype, values, tshi_tensor_at(out));
+    result = tshi_redistribute_move(out, from, layout, tshi_redistribute_use(x), x->dtype, values,
+                                    tshi_tensor_at(out));
     tshi_mem_release(x->ctx, scratch);
     if (result != TSH_OK) return NULL;
     tshi_op_record(op, out, &x, 1, TSHI_NONE, &back, sizeof back, NULL);
@@ -604,9 +604,9 @@ static void tshi_redistribute_copy_backward(tshi_node *node) {
     if (!scratch) return;
     memcpy(tshi_mem_data(scratch), g, bytes); /* the all-reduce must not change out's gradient */
     tshi_kernel_narrow(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
-    (void)tshi_wire_allreduce(
-        out->ctx, tshi_redistribute_use(node->in[0], TSHI_WIRE_GRADS), op, tshi_mem_data(scratch),
-        tsh_local_numel(out), dtype, "tsh_tp_copy: all-reduce of the gradient");
+    (void)tshi_wire_allreduce(out->ctx, tshi_redistribute_use(node->in[0]), op,
+                              tshi_mem_data(scratch), tsh_local_numel(out), dtype,
+                              "tsh_tp_copy: all-reduce of the gradient");
     tshi_kernel_widen(tshi_mem_data(scratch), tsh_local_numel(out), dtype);
     if (out->ctx->error.code == TSH_OK && tshi_tape_dest(node, 0, &dest))
         tshi_tape_accumulate(node->in[0], &dest, (const tsh_real *)tshi_mem_data(scratch),
@@ -641,9 +641,8 @@ TSH_API tsh_tensor *tsh_tp_reduce(tsh_tensor *x, tsh_redop op) {
     out = tshi_tensor_out(ctx, "tsh_tp_reduce", x->dtype, &shape, NULL);
     if (!out) return NULL;
     tshi_kernel_dense(x, tshi_tensor_at(out), out->dtype, 0); /* out = x, dense */
-    if (tshi_wire_allreduce(ctx, tshi_redistribute_use(x, TSHI_WIRE_VALUES), op,
-                            tshi_tensor_at(out), tsh_numel(out), out->dtype,
-                            "tsh_tp_reduce: all-reduce") != TSH_OK)
+    if (tshi_wire_allreduce(ctx, tshi_redistribute_use(x), op, tshi_tensor_at(out), tsh_numel(out),
+                            out->dtype, "tsh_tp_reduce: all-reduce") != TSH_OK)
         return NULL;
     (void)tshi_tape_record(&tshi_redistribute_reduce_op, out, &x, 1, TSHI_NONE, 0);
     return out;

@@ -154,7 +154,7 @@ static void tshi_recompute_backward(tshi_node *node, tsh_tensor *y) {
     tshi_dest dest; /* the part of *to[i] that belongs to y, which may be a view */
     if (!base->requires_grad || !(out->gr.live || out->gp.live)) return; /* no gradient arrived */
     if (out->gp.live && !as_it_is)
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_GRADS, TSH_SUM, tshi_mem_data(out->gp.block),
+        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, tshi_mem_data(out->gp.block),
                                   tsh_local_numel(out), TSH_REAL,
                                   "tsh_backward: all-reduce of the gradient of a checkpoint's "
                                   "output");

@@ -112,15 +112,13 @@ static tsh_result tshi_pipeline_receive(tsh_pipeline *p, int from, void *data, i
 }
 
 /* Sends n elements to stage `to`, as tshi_pipeline_send does, or in the wire's dtype. */
-static void tshi_pipeline_send_values(tsh_pipeline *p, int to, tshi_wire_use use, tshi_block *block,
-                                      void *data, int64_t n, tsh_dtype dtype) {
-    const int wired = block && tshi_wire_dtype(p->ctx, use, dtype, n) != dtype;
+static void tshi_pipeline_send_values(tsh_pipeline *p, int to, tshi_block *block, void *data,
+                                      int64_t n, tsh_dtype dtype) {
+    const int wired = block && tshi_wire_dtype(p->ctx, TSHI_WIRE_ACTIVATION, dtype, n) != dtype;
     const size_t bytes = wired ? tshi_wire_bytes(p->ctx, n) : 0;
     if (wired) {
         tshi_block *message = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, bytes);
-        if (message)
-            tshi_wire_run(p->ctx, use, dtype, data, n, (char *)tshi_mem_data(message),
-                          tshi_wire_encode);
+        if (message) tshi_wire_encode(p->ctx, dtype, data, n, (char *)tshi_mem_data(message));
         tshi_mem_release(p->ctx, block);
         block = message;
         data = message ? tshi_mem_data(message) : NULL;
@@ -131,17 +129,16 @@ static void tshi_pipeline_send_values(tsh_pipeline *p, int to, tshi_wire_use use
 }
 
 /* Receives what tshi_pipeline_send_values has sent. */
-static tsh_result tshi_pipeline_receive_values(tsh_pipeline *p, int from, tshi_wire_use use,
-                                               void *data, int64_t n, tsh_dtype dtype) {
-    const int wired = tshi_wire_dtype(p->ctx, use, dtype, n) != dtype;
+static tsh_result tshi_pipeline_receive_values(tsh_pipeline *p, int from, void *data, int64_t n,
+                                               tsh_dtype dtype) {
+    const int wired = tshi_wire_dtype(p->ctx, TSHI_WIRE_ACTIVATION, dtype, n) != dtype;
     const size_t bytes = wired ? tshi_wire_bytes(p->ctx, n) : 0;
     tshi_block *message;
     if (!wired) return tshi_pipeline_receive(p, from, data, n, dtype);
     message = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, bytes);
     if (message && tshi_pipeline_receive(p, from, tshi_mem_data(message), (int64_t)(bytes / 2),
                                          tshi_wire_halves) == TSH_OK)
-        tshi_wire_run(p->ctx, use, dtype, data, n, (char *)tshi_mem_data(message),
-                      tshi_wire_decode);
+        tshi_wire_decode(p->ctx, dtype, data, n, (char *)tshi_mem_data(message));
     tshi_mem_release(p->ctx, message);
     return p->ctx->error.code;
 }
@@ -166,8 +163,7 @@ static void tshi_pipeline_send_tensor(tsh_pipeline *p, tsh_tensor *y, int more) 
         packed = y->block;
         packed->refs++;
     }
-    tshi_pipeline_send_values(p, p->stage + 1, TSHI_WIRE_VALUES, packed, data, tsh_local_numel(y),
-                              y->dtype);
+    tshi_pipeline_send_values(p, p->stage + 1, packed, data, tsh_local_numel(y), y->dtype);
 }
 
 /* Sends the gradient of the micro-batch's input to the previous stage, from which the input came.
@@ -180,9 +176,7 @@ static void tshi_pipeline_send_grad(tshi_micro *micro, tshi_block *block) {
         block = tshi_mem_alloc(p->ctx, TSH_MEM_STEP, tshi_dtype_reals(n));
         if (block) memset(tshi_mem_data(block), 0, tshi_dtype_reals(n));
     }
-    if (block)
-        tshi_pipeline_send_values(p, p->stage - 1, TSHI_WIRE_GRADS, block, tshi_mem_data(block), n,
-                                  TSH_REAL);
+    if (block) tshi_pipeline_send_values(p, p->stage - 1, block, tshi_mem_data(block), n, TSH_REAL);
     micro->input = NULL; /* no gradient has to be sent any more */
 }
 
@@ -213,8 +207,8 @@ static tsh_tensor *tshi_pipeline_receive_tensor(tsh_pipeline *p, tshi_micro *mic
     layout.segments = (int)head.segments;
     memcpy(layout.segment, head.segment, sizeof head.segment);
     x = tshi_tensor_out(p->ctx, "tsh_pipeline", (tsh_dtype)head.dtype, &shape, &layout);
-    if (!x || tshi_pipeline_receive_values(p, p->stage - 1, TSHI_WIRE_VALUES, tshi_tensor_at(x),
-                                           tsh_local_numel(x), x->dtype) != TSH_OK)
+    if (!x || tshi_pipeline_receive_values(p, p->stage - 1, tshi_tensor_at(x), tsh_local_numel(x),
+                                           x->dtype) != TSH_OK)
         return NULL;
     if (!micro || !head.requires_grad) return x; /* no gradient to send back */
     node = tshi_tape_add(&tshi_pipeline_op, x, NULL, 0, TSHI_NONE, 0);

@@ -107,7 +107,7 @@ static void tshi_pipeline_seed(tsh_pipeline *p, tsh_tensor *y) {
     if (p->stage == p->last)
         grad[0] = TSHI_R(p->desc.weight ? 1.0 : 1.0 / p->desc.micro_batches);
     else
-        (void)tshi_pipeline_receive_values(p, p->stage + 1, TSHI_WIRE_GRADS, grad, n, TSH_REAL);
+        (void)tshi_pipeline_receive_values(p, p->stage + 1, grad, n, TSH_REAL);
     tshi_tensor_strides(y->local, y->ndim, stride);
     if (ctx->error.code == TSH_OK && tshi_tape_dest_in(y, &y->base->gr, &dest))
         tshi_tape_accumulate(y, &dest, grad, stride);

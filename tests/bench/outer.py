@@ -148,7 +148,7 @@ def killed(args, at, folder):
     """The loss in the end of a run whose replica at[1] is killed after step at[0]; and what the
     launcher said. at None: none is killed."""
     out, save = os.path.join(folder, "out"), os.path.join(folder, "save")
-    words = words_of(args, 4, args.steps, 1, out, APART)
+    words = words_of(args, 4, args.steps, 1, out, APART + ["--tp", "1", "--dp", "0"])
     started = subprocess.Popen(
         [LAUNCHER, "-n", "4", "--min-ranks", "3", GPT, "--backend", "tcp", *words, "--threads", "1",
          "--save", save, "--save-every", str(EVERY)], stdout=subprocess.PIPE,
