@@ -8206,7 +8206,7 @@ TSHI_INLINE tsh_real tshi_math_gelu(tsh_real v, int fused) {
     const int32_t order = (int32_t)tshi_math_bits(x);                         /* negative if x is */
     const float a = tshi_math_float(bits < 0x41666666u ? bits : 0x41666666u); /* min(|x|, 14.4) */
     float mid, ends;
-    if (TSHI_DOUBLE) /* tsh_real is double: libm */
+    if (TSHI_DOUBLE) /* tsh_real is double: calls the function of libm */
         return TSHI_R(0.5 * (double)v * erfc((double)v * -0.70710678118654752));
     mid = tshi_math_fma(tshi_math_normal(a * a, fused) * x, x, 0.5f * x, fused);
     ends = tshi_math_minus_tail(tshi_math_float((uint32_t)(order > 0 ? order : 0)), a, fused);
@@ -37394,8 +37394,8 @@ static void tshi_optim_update_custom(tshi_turn *turn) {
 /* ========================================================================== */
 
 /* -- Adafactor (Shazeer & Stern 2018), as torch.optim.Adafactor -------------
- * Of a tensor with two dimensions or more, its last two dimensions are matrices. Where torch keeps
- * a mean of squares for each element, v(i, j) = r(i) c(j) / mean of r: r and c are moving averages
+ * The last two dimensions of a tensor are matrices. In place of the moving average v of g^2 that
+ * Adam keeps for each element (i, j), v(i, j) = r(i) c(j) / mean of r: r and c are moving averages
  * of the means of g^2 over each row and each column. */
 
 /* Adafactor's update of `batch` matrices of shape (rows, columns); a vector is one row. */

@@ -699,7 +699,7 @@ typedef struct tshi_threads_loan {
     uint64_t round; /* number (tshi_threads_call.round) of the all-gather that uses it or used it
                      * last; 0: none so far */
     uint64_t digest; /* digest of that all-gather's call on the first rank that wrote */
-    int users;      /* number of ranks that have not waited for that all-gather yet */
+    int users;      /* number of ranks that may still read the lent values: tsh_wait is to come */
 } tshi_threads_loan;
 
 /* A pair record: a SEND, RECV or SENDRECV that was started. Its request holds the record's

@@ -763,7 +763,8 @@ typedef enum tshi_uv_purpose {
     TSHI_UV_CONTROL,  /* a control connection between two other ranks */
     TSHI_UV_DATA,     /* a data connection for the collectives of a group */
     TSHI_UV_MESSAGES, /* a data connection for SEND and RECV in a group */
-    TSHI_UV_SHARE     /* a Unix socket over which two ranks of one host exchange segments */
+    TSHI_UV_SHARE     /* a Unix socket over which two ranks of one host pass each other the
+                       * descriptors of their shared memory */
 } tshi_uv_purpose;
 
 /* The state of a handshake: the first four are the client's, the others the server's. */
@@ -5225,7 +5226,7 @@ static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, const tshi_uv_lane *lane,
     for (place.step = lane->from;; place.step++) { /* goes through the steps of the row */
         int64_t n;
         place.chunk = tshi_uv_chunk_of(op, lane, place.step);
-        n = tshi_uv_segment(op, place.chunk, low); /* size of the step in bytes */
+        n = tshi_uv_segment(op, place.chunk, low); /* bytes that this step of the ring carries */
         place.done = at;
         place.left = n - at;
         place.offset = low * TSHI_UV_SEGMENT + at;

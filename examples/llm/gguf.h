@@ -102,7 +102,7 @@ typedef struct gguf_tensor {
 /* How much of a file is read. */
 typedef enum gguf_what {
     GGUF_MODEL, /* the whole file is read: a model of a known architecture */
-    GGUF_KEYS,  /* only the keys are read */
+    GGUF_KEYS,  /* the keys and values of metadata are read, but no tensor */
     GGUF_PART   /* keys and list of tensors are read: the file is one of several of a model */
 } gguf_what;
 

@@ -362,7 +362,7 @@ static int gguf_score_merges(gguf *g, const gguf_words *w, cJSON *model) {
     return !g->error[0];
 }
 
-/* -- adding the parts of a tokenizer.json ------------------------------------- */
+/* -- the parts of a tokenizer.json, put together ------------------------------ */
 
 /* Returns the token id that `key` has as its value; -1: the key is missing, or, with an error,
  * there is no such token. */

@@ -5,8 +5,8 @@
 /* ========================================================================== */
 
 /* -- Adafactor (Shazeer & Stern 2018), as torch.optim.Adafactor -------------
- * Of a tensor with two dimensions or more, its last two dimensions are matrices. Where torch keeps
- * a mean of squares for each element, v(i, j) = r(i) c(j) / mean of r: r and c are moving averages
+ * The last two dimensions of a tensor are matrices. In place of the moving average v of g^2 that
+ * Adam keeps for each element (i, j), v(i, j) = r(i) c(j) / mean of r: r and c are moving averages
  * of the means of g^2 over each row and each column. */
 
 /* Adafactor's update of `batch` matrices of shape (rows, columns); a vector is one row. */

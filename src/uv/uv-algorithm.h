@@ -193,7 +193,7 @@ static tshi_uv_at tshi_uv_locate(const tshi_uv_op *op, const tshi_uv_lane *lane,
     for (place.step = lane->from;; place.step++) { /* goes through the steps of the row */
         int64_t n;
         place.chunk = tshi_uv_chunk_of(op, lane, place.step);
-        n = tshi_uv_segment(op, place.chunk, low); /* size of the step in bytes */
+        n = tshi_uv_segment(op, place.chunk, low); /* bytes that this step of the ring carries */
         place.done = at;
         place.left = n - at;
         place.offset = low * TSHI_UV_SEGMENT + at;

@@ -468,7 +468,8 @@ typedef enum tshi_uv_purpose {
     TSHI_UV_CONTROL,  /* a control connection between two other ranks */
     TSHI_UV_DATA,     /* a data connection for the collectives of a group */
     TSHI_UV_MESSAGES, /* a data connection for SEND and RECV in a group */
-    TSHI_UV_SHARE     /* a Unix socket over which two ranks of one host exchange segments */
+    TSHI_UV_SHARE     /* a Unix socket over which two ranks of one host pass each other the
+                       * descriptors of their shared memory */
 } tshi_uv_purpose;
 
 /* The state of a handshake: the first four are the client's, the others the server's. */
