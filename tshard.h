@@ -423,7 +423,7 @@
  *
  *          -O2 -ffunction-sections -fdata-sections -Wl,--gc-sections -s
  *
- *   the linker leaves out what is not called: a program with one linear layer has 334 KB (gcc 12,
+ *   the linker leaves out what is not called: a program with one linear layer has 342 KB (gcc 12,
  *   x86-64).
  *
  *   C++: descriptors as {.in = 2, .out = 32}, the form in this manual, are C99 and C++20. With
@@ -14375,8 +14375,8 @@ typedef enum tshi_wire_use {
 } tshi_wire_use;
 
 /* Returns the dtype in which n elements of `dtype` are sent to other ranks. */
-static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                 int64_t n) {
+TSHI_OUTLINE tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
+                                       int64_t n) {
     const int converts = ctx->wire && use == TSHI_WIRE_ACTIVATION && n >= TSHI_WIRE_LEAST &&
                          tshi_dtypes[dtype].floating &&
                          tshi_dtype_bytes(ctx->wire, TSHI_DTYPE_BLOCK) <
@@ -14385,7 +14385,7 @@ static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtyp
 }
 
 /* Returns the bytes of a message's part of n elements. */
-static size_t tshi_wire_bytes(const tsh_ctx *ctx, int64_t n) {
+TSHI_COLD static size_t tshi_wire_bytes(const tsh_ctx *ctx, int64_t n) {
     return TSHI_WIRE_HEAD +
            tshi_dtype_bytes(ctx->wire, tshi_base_ceil(n, TSHI_DTYPE_BLOCK) * TSHI_DTYPE_BLOCK);
 }
@@ -14401,7 +14401,7 @@ typedef struct tshi_wire_part {
 } tshi_wire_part;
 
 /* Runs fn on the rank's threads for the blocks of a part. */
-static void tshi_wire_run(tshi_wire_part *part, tshi_team_fn fn) {
+TSHI_COLD static void tshi_wire_run(tshi_wire_part *part, tshi_team_fn fn) {
     const int64_t blocks = tshi_base_ceil(part->n, TSHI_DTYPE_BLOCK);
     tshi_team_run(part->ctx, tshi_kernel_parts(part->ctx, blocks, TSHI_DTYPE_BLOCK), blocks, 1, fn,
                   part);
@@ -14423,7 +14423,7 @@ static void tshi_wire_put(const tshi_wire_part *part, int64_t e, const tsh_real 
 /* Returns the power of two by which the values of a part are divided: 1 if all are 0, or the wire's
  * dtype has the range of a float; NaN if one is not finite: all values are NaN then, as quantised
  * blocks have no NaN. */
-static float tshi_wire_power(const tshi_wire_part *part) {
+TSHI_COLD static float tshi_wire_power(const tshi_wire_part *part) {
     tsh_real x[TSHI_DTYPE_BLOCK], most = 0;
     int exponent, finite = 1;
     if (!tshi_dtype_in_blocks(part->ctx->wire)) return 1;
@@ -14458,8 +14458,8 @@ static void tshi_wire_encode_part(void *job, int thread, int64_t from, int64_t t
 }
 
 /* Encodes n values as a part of a message. */
-static void tshi_wire_encode(const tsh_ctx *ctx, tsh_dtype dtype, const void *values, int64_t n,
-                             char *message) {
+TSHI_COLD static void tshi_wire_encode(const tsh_ctx *ctx, tsh_dtype dtype, const void *values,
+                                       int64_t n, char *message) {
     tshi_wire_part part = {ctx, dtype, (char *)tshi_kernel_unconst(values), n, message};
     const float power = tshi_wire_power(&part);
     memcpy(message, &power, sizeof power);
@@ -14487,8 +14487,8 @@ static void tshi_wire_decode_part(void *job, int thread, int64_t from, int64_t t
 }
 
 /* Decodes a part of a message to n values. */
-static void tshi_wire_decode(const tsh_ctx *ctx, tsh_dtype dtype, void *values, int64_t n,
-                             char *message) {
+TSHI_COLD static void tshi_wire_decode(const tsh_ctx *ctx, tsh_dtype dtype, void *values, int64_t n,
+                                       char *message) {
     tshi_wire_part part = {ctx, dtype, (char *)values, n, message};
     tshi_wire_run(&part, tshi_wire_decode_part);
 }
@@ -14513,9 +14513,9 @@ static void tshi_wire_sum_part(void *job, int thread, int64_t from, int64_t to) 
 /* Sends send[r] of the elements `in`, those for the ranks of tp one after the other, to each rank
  * r, and receives recv[r] elements from it. Returns the received message, in *scratch, which the
  * caller releases; NULL: an error. */
-static char *tshi_wire_exchange(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
-                                const int64_t *recv, const void *in, tshi_block **scratch,
-                                const char *what) {
+TSHI_COLD static char *tshi_wire_exchange(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
+                                          const int64_t *recv, const void *in, tshi_block **scratch,
+                                          const char *what) {
     const int ranks = ctx->tp.size;
     const size_t counted = 2 * (size_t)ranks * sizeof(int64_t);
     size_t sent = 0, received = 0; /* bytes of the two messages */
@@ -14543,9 +14543,9 @@ static char *tshi_wire_exchange(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *se
 }
 
 /* An all-to-all of elements: see tshi_wire_exchange; `out` has those of rank 0 first. */
-static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
-                                     const int64_t *recv, const void *in, void *out,
-                                     const char *what) {
+TSHI_COLD static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
+                                               const int64_t *recv, const void *in, void *out,
+                                               const char *what) {
     tshi_block *scratch;
     char *message = tshi_wire_exchange(ctx, dtype, send, recv, in, &scratch, what);
     for (int r = 0; message && r < ctx->tp.size; r++) {
@@ -14558,8 +14558,8 @@ static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tsh_dtype dtype, const int64_
 }
 
 /* A reduce-scatter of the elements `in`, counts[r] of them for rank r of tp. */
-static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
-                                    const void *in, void *out, const char *what) {
+TSHI_COLD static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
+                                              const void *in, void *out, const char *what) {
     const int ranks = ctx->tp.size;
     tshi_block *same = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof(int64_t)), *scratch;
     int64_t *own; /* the elements that each rank sends to this one */
@@ -14579,8 +14579,8 @@ static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tsh_dtype dtype, const int64_t
 
 /* An all-gather of counts[r] elements of each rank r of tp; `in` may be this rank's place in
  * `out`. */
-static tsh_result tshi_wire_gather(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
-                                   const void *in, void *out, const char *what) {
+TSHI_COLD static tsh_result tshi_wire_gather(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
+                                             const void *in, void *out, const char *what) {
     const int ranks = ctx->tp.size;
     const size_t counted = (size_t)ranks * sizeof(int64_t);
     size_t bytes = 0, before = 0; /* of the message; of the parts of lower ranks */
@@ -14608,18 +14608,14 @@ static tsh_result tshi_wire_gather(tsh_ctx *ctx, tsh_dtype dtype, const int64_t 
     return ctx->error.code;
 }
 
-/* An all-reduce over tp, in place, of n elements: as they are or, if they are many and summed, in
- * the wire's dtype. */
-static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop op, void *data,
-                                      int64_t n, tsh_dtype dtype, const char *what) {
+/* An all-reduce over tp, in place, of n elements in the wire's dtype: a sum. */
+TSHI_COLD static tsh_result tshi_wire_reduce(tsh_ctx *ctx, void *data, int64_t n, tsh_dtype dtype,
+                                             const char *what) {
     const int ranks = ctx->tp.size;
     const int64_t blocks = tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
-    tshi_block *scratch;
-    int64_t *counts, first = 0; /* the elements of each rank; this rank's first one */
+    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof(int64_t));
+    int64_t *counts, first = 0; /* the number of elements of each rank; this rank's first one */
     char *own;                  /* this rank's elements */
-    if (op != TSH_SUM || tshi_wire_dtype(ctx, use, dtype, n) == dtype)
-        return tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, n, dtype, op), what);
-    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof *counts);
     if (!scratch) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(scratch);
     for (int r = 0; r < ranks; r++) {
@@ -14633,6 +14629,15 @@ static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop
         (void)tshi_wire_gather(ctx, dtype, counts, own, data, what);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
+}
+
+/* An all-reduce over tp, in place, of n elements: as they are or, if they are many and summed, in
+ * the wire's dtype. */
+static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop op, void *data,
+                                      int64_t n, tsh_dtype dtype, const char *what) {
+    if (op != TSH_SUM || tshi_wire_dtype(ctx, use, dtype, n) == dtype)
+        return tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, n, dtype, op), what);
+    return tshi_wire_reduce(ctx, data, n, dtype, what);
 }
 
 /* ========================================================================== */
@@ -15155,7 +15160,7 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
         (void)tshi_error_comm(
             ctx, tsh_allreduce_start(&ctx->tp, values, n, dtype, TSH_SUM, &base->req), what);
     else
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, values, n, dtype, what);
+        (void)tshi_wire_reduce(ctx, values, n, dtype, what);
     base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 
@@ -21137,8 +21142,8 @@ static tshi_wire_use tshi_redistribute_use(const tsh_tensor *x) {
 }
 
 /* Does what tshi_redistribute_start starts, in the wire's dtype; it is complete on return. */
-static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, tsh_dtype dtype,
-                                    const void *in) {
+TSHI_COLD static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form,
+                                              tsh_dtype dtype, const void *in) {
     tsh_ctx *ctx = form->ctx;
     const tshi_cut *cut = &move->cut;
     const char *what = tshi_redistribute_kinds[move->kind];

@@ -34,8 +34,8 @@ typedef enum tshi_wire_use {
 } tshi_wire_use;
 
 /* Returns the dtype in which n elements of `dtype` are sent to other ranks. */
-static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
-                                 int64_t n) {
+TSHI_OUTLINE tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtype dtype,
+                                       int64_t n) {
     const int converts = ctx->wire && use == TSHI_WIRE_ACTIVATION && n >= TSHI_WIRE_LEAST &&
                          tshi_dtypes[dtype].floating &&
                          tshi_dtype_bytes(ctx->wire, TSHI_DTYPE_BLOCK) <
@@ -44,7 +44,7 @@ static tsh_dtype tshi_wire_dtype(const tsh_ctx *ctx, tshi_wire_use use, tsh_dtyp
 }
 
 /* Returns the bytes of a message's part of n elements. */
-static size_t tshi_wire_bytes(const tsh_ctx *ctx, int64_t n) {
+TSHI_COLD static size_t tshi_wire_bytes(const tsh_ctx *ctx, int64_t n) {
     return TSHI_WIRE_HEAD +
            tshi_dtype_bytes(ctx->wire, tshi_base_ceil(n, TSHI_DTYPE_BLOCK) * TSHI_DTYPE_BLOCK);
 }
@@ -60,7 +60,7 @@ typedef struct tshi_wire_part {
 } tshi_wire_part;
 
 /* Runs fn on the rank's threads for the blocks of a part. */
-static void tshi_wire_run(tshi_wire_part *part, tshi_team_fn fn) {
+TSHI_COLD static void tshi_wire_run(tshi_wire_part *part, tshi_team_fn fn) {
     const int64_t blocks = tshi_base_ceil(part->n, TSHI_DTYPE_BLOCK);
     tshi_team_run(part->ctx, tshi_kernel_parts(part->ctx, blocks, TSHI_DTYPE_BLOCK), blocks, 1, fn,
                   part);
@@ -82,7 +82,7 @@ static void tshi_wire_put(const tshi_wire_part *part, int64_t e, const tsh_real 
 /* Returns the power of two by which the values of a part are divided: 1 if all are 0, or the wire's
  * dtype has the range of a float; NaN if one is not finite: all values are NaN then, as quantised
  * blocks have no NaN. */
-static float tshi_wire_power(const tshi_wire_part *part) {
+TSHI_COLD static float tshi_wire_power(const tshi_wire_part *part) {
     tsh_real x[TSHI_DTYPE_BLOCK], most = 0;
     int exponent, finite = 1;
     if (!tshi_dtype_in_blocks(part->ctx->wire)) return 1;
@@ -117,8 +117,8 @@ static void tshi_wire_encode_part(void *job, int thread, int64_t from, int64_t t
 }
 
 /* Encodes n values as a part of a message. */
-static void tshi_wire_encode(const tsh_ctx *ctx, tsh_dtype dtype, const void *values, int64_t n,
-                             char *message) {
+TSHI_COLD static void tshi_wire_encode(const tsh_ctx *ctx, tsh_dtype dtype, const void *values,
+                                       int64_t n, char *message) {
     tshi_wire_part part = {ctx, dtype, (char *)tshi_kernel_unconst(values), n, message};
     const float power = tshi_wire_power(&part);
     memcpy(message, &power, sizeof power);
@@ -146,8 +146,8 @@ static void tshi_wire_decode_part(void *job, int thread, int64_t from, int64_t t
 }
 
 /* Decodes a part of a message to n values. */
-static void tshi_wire_decode(const tsh_ctx *ctx, tsh_dtype dtype, void *values, int64_t n,
-                             char *message) {
+TSHI_COLD static void tshi_wire_decode(const tsh_ctx *ctx, tsh_dtype dtype, void *values, int64_t n,
+                                       char *message) {
     tshi_wire_part part = {ctx, dtype, (char *)values, n, message};
     tshi_wire_run(&part, tshi_wire_decode_part);
 }
@@ -172,9 +172,9 @@ static void tshi_wire_sum_part(void *job, int thread, int64_t from, int64_t to) 
 /* Sends send[r] of the elements `in`, those for the ranks of tp one after the other, to each rank
  * r, and receives recv[r] elements from it. Returns the received message, in *scratch, which the
  * caller releases; NULL: an error. */
-static char *tshi_wire_exchange(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
-                                const int64_t *recv, const void *in, tshi_block **scratch,
-                                const char *what) {
+TSHI_COLD static char *tshi_wire_exchange(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
+                                          const int64_t *recv, const void *in, tshi_block **scratch,
+                                          const char *what) {
     const int ranks = ctx->tp.size;
     const size_t counted = 2 * (size_t)ranks * sizeof(int64_t);
     size_t sent = 0, received = 0; /* bytes of the two messages */
@@ -202,9 +202,9 @@ static char *tshi_wire_exchange(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *se
 }
 
 /* An all-to-all of elements: see tshi_wire_exchange; `out` has those of rank 0 first. */
-static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
-                                     const int64_t *recv, const void *in, void *out,
-                                     const char *what) {
+TSHI_COLD static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *send,
+                                               const int64_t *recv, const void *in, void *out,
+                                               const char *what) {
     tshi_block *scratch;
     char *message = tshi_wire_exchange(ctx, dtype, send, recv, in, &scratch, what);
     for (int r = 0; message && r < ctx->tp.size; r++) {
@@ -217,8 +217,8 @@ static tsh_result tshi_wire_alltoall(tsh_ctx *ctx, tsh_dtype dtype, const int64_
 }
 
 /* A reduce-scatter of the elements `in`, counts[r] of them for rank r of tp. */
-static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
-                                    const void *in, void *out, const char *what) {
+TSHI_COLD static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
+                                              const void *in, void *out, const char *what) {
     const int ranks = ctx->tp.size;
     tshi_block *same = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof(int64_t)), *scratch;
     int64_t *own; /* the elements that each rank sends to this one */
@@ -238,8 +238,8 @@ static tsh_result tshi_wire_scatter(tsh_ctx *ctx, tsh_dtype dtype, const int64_t
 
 /* An all-gather of counts[r] elements of each rank r of tp; `in` may be this rank's place in
  * `out`. */
-static tsh_result tshi_wire_gather(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
-                                   const void *in, void *out, const char *what) {
+TSHI_COLD static tsh_result tshi_wire_gather(tsh_ctx *ctx, tsh_dtype dtype, const int64_t *counts,
+                                             const void *in, void *out, const char *what) {
     const int ranks = ctx->tp.size;
     const size_t counted = (size_t)ranks * sizeof(int64_t);
     size_t bytes = 0, before = 0; /* of the message; of the parts of lower ranks */
@@ -267,18 +267,14 @@ static tsh_result tshi_wire_gather(tsh_ctx *ctx, tsh_dtype dtype, const int64_t 
     return ctx->error.code;
 }
 
-/* An all-reduce over tp, in place, of n elements: as they are or, if they are many and summed, in
- * the wire's dtype. */
-static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop op, void *data,
-                                      int64_t n, tsh_dtype dtype, const char *what) {
+/* An all-reduce over tp, in place, of n elements in the wire's dtype: a sum. */
+TSHI_COLD static tsh_result tshi_wire_reduce(tsh_ctx *ctx, void *data, int64_t n, tsh_dtype dtype,
+                                             const char *what) {
     const int ranks = ctx->tp.size;
     const int64_t blocks = tshi_base_ceil(n, TSHI_DTYPE_BLOCK);
-    tshi_block *scratch;
-    int64_t *counts, first = 0; /* the elements of each rank; this rank's first one */
+    tshi_block *scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof(int64_t));
+    int64_t *counts, first = 0; /* the number of elements of each rank; this rank's first one */
     char *own;                  /* this rank's elements */
-    if (op != TSH_SUM || tshi_wire_dtype(ctx, use, dtype, n) == dtype)
-        return tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, n, dtype, op), what);
-    scratch = tshi_mem_alloc(ctx, TSH_MEM_STEP, (size_t)ranks * sizeof *counts);
     if (!scratch) return ctx->error.code;
     counts = (int64_t *)tshi_mem_data(scratch);
     for (int r = 0; r < ranks; r++) {
@@ -292,4 +288,13 @@ static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop
         (void)tshi_wire_gather(ctx, dtype, counts, own, data, what);
     tshi_mem_release(ctx, scratch);
     return ctx->error.code;
+}
+
+/* An all-reduce over tp, in place, of n elements: as they are or, if they are many and summed, in
+ * the wire's dtype. */
+static tsh_result tshi_wire_allreduce(tsh_ctx *ctx, tshi_wire_use use, tsh_redop op, void *data,
+                                      int64_t n, tsh_dtype dtype, const char *what) {
+    if (op != TSH_SUM || tshi_wire_dtype(ctx, use, dtype, n) == dtype)
+        return tshi_error_comm(ctx, tsh_allreduce(&ctx->tp, data, n, dtype, op), what);
+    return tshi_wire_reduce(ctx, data, n, dtype, what);
 }

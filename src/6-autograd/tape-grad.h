@@ -258,7 +258,7 @@ static void tshi_tape_input_done(tshi_node *node, int i) {
         (void)tshi_error_comm(
             ctx, tsh_allreduce_start(&ctx->tp, values, n, dtype, TSH_SUM, &base->req), what);
     else
-        (void)tshi_wire_allreduce(ctx, TSHI_WIRE_ACTIVATION, TSH_SUM, values, n, dtype, what);
+        (void)tshi_wire_reduce(ctx, values, n, dtype, what);
     base->reducing = ctx->error.code == TSH_OK; /* tshi_tape_complete waits for base->req */
 }
 

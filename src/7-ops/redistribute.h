@@ -134,8 +134,8 @@ static tshi_wire_use tshi_redistribute_use(const tsh_tensor *x) {
 }
 
 /* Does what tshi_redistribute_start starts, in the wire's dtype; it is complete on return. */
-static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form, tsh_dtype dtype,
-                                    const void *in) {
+TSHI_COLD static void tshi_redistribute_wired(tshi_moving *move, const tsh_tensor *form,
+                                              tsh_dtype dtype, const void *in) {
     tsh_ctx *ctx = form->ctx;
     const tshi_cut *cut = &move->cut;
     const char *what = tshi_redistribute_kinds[move->kind];

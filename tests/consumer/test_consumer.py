@@ -27,7 +27,7 @@ PORTABLE = "-DTSHARD_NO_SIMD"
 FLAGS = {"CFLAGS": PORTABLE, "CXXFLAGS": PORTABLE}  # as CMake and Meson read them
 STRICT = ["-pedantic", "-Wall", "-Wextra", "-Werror"]
 SMALL = ["-O2", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-s"]
-SMALL_LIMIT = 343e3  # bytes of a program with one linear layer
+SMALL_LIMIT = 351e3  # bytes of a program with one linear layer; tsh_desc.wire took 8 KB of it
 
 
 def call(command, **environment):
