@@ -167,8 +167,8 @@ static void keep_grad(const char *path, tsh_tensor *param, void *user) {
     free(values);
 }
 
-/* Returns 0 if a rank's result is as far from that of one rank as it may be, and has the bits of the
- * other ranks' results. */
+/* Returns 0 if a rank has a result as far from that of one rank as it may be, and the bits of the
+ * other ranks. */
 static int is_off(tsh_ctx *ctx, const training *t, const result *r) {
     double off = 0, length = 0;
     CHECK(r->count == t->one->count && r->count > 0 && r->count < MOST, "the gradients");
