@@ -94,7 +94,7 @@ static int move_one(tsh_ctx *ctx, const struct move *m, const struct wire *wire)
 
 /* What is not finite is not hidden, and values of any size keep their bits. */
 static int unusual_values(tsh_ctx *ctx, const struct wire *wire) {
-    static const double factors[] = {1e-30, 1e-9, 1e30, INFINITY, NAN};
+    static const double factors[] = {1e-30, 1e-9, 1e30, (double)INFINITY, (double)NAN};
     const spec rows = spec_parse("161,130 S(0)", 1);
     for (int i = 0; i < COUNT(factors); i++) {
         tsh_tensor *x = spec_tensor(ctx, &rows, 14), *y;
