@@ -4068,7 +4068,7 @@ struct tsh_tensor {
     /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
      * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
-    tsh_layout layout; /* layout without defaults, which tshi_layout_resolve has filled in */
+    tsh_layout layout; /* its layout, in which no field has a default (0) any more */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* elements from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */
@@ -13530,7 +13530,7 @@ static TSHI_COLD int tshi_isa_runs(const tshi_isa *row) {
     return !row->runs || row->runs();
 }
 
-/* Returns the row of tshi_isas that is the fastest on this processor. */
+/* Returns the instruction set that is the fastest on this processor, as a row of tshi_isas. */
 static TSHI_COLD const tshi_isa *tshi_isa_pick(void) {
     const tshi_isa *row = tshi_isas;
     while (!tshi_isa_runs(row) || (row->slower && row->slower())) row++;
@@ -14420,13 +14420,13 @@ static void tshi_wire_put(const tshi_wire_part *part, int64_t e, const tsh_real 
                                    tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e), x);
 }
 
-/* Returns the power of two by which the values of a part are divided: 1 if all are 0, or the wire's
- * dtype has the range of a float; NaN if one is not finite: all values are NaN then, as quantised
- * blocks have no NaN. */
+/* Returns the power of two by which the values of a part are divided: 1 if all are 0, in a dry run,
+ * or if the wire's dtype has the range of a float. Returns NaN if a value is not finite: all values
+ * of the part are NaN then, as quantised blocks have no NaN. */
 TSHI_COLD static float tshi_wire_power(const tshi_wire_part *part) {
     tsh_real x[TSHI_DTYPE_BLOCK], most = 0;
     int exponent, finite = 1;
-    if (!tshi_dtype_in_blocks(part->ctx->wire)) return 1;
+    if (part->ctx->dry || !tshi_dtype_in_blocks(part->ctx->wire)) return 1;
     for (int64_t e = 0; e < part->n; e += TSHI_DTYPE_BLOCK) {
         tshi_wire_get(part, e, x);
         for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {
@@ -24486,7 +24486,8 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
     const int64_t least = COLUMNS * phases / tshi_conv_area(c->image);
     const int64_t fit = NEAR / (to + 1) > least ? NEAR / (to + 1) : least;
     const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images computed at a time */
-    const int hollow = tshi_conv_area(c->kernel) < phases; /* 1: no tap reaches some phase */
+    /* 1: some phase gets no element of the kernel */
+    const int hollow = tshi_conv_area(c->kernel) < phases;
     tshi_block *taps;
     tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
     tshi_conv_product p;
@@ -25025,8 +25026,8 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
     for (int i = 2; i >= 0; i--) tshi_mem_release(ctx, scratch[i]);
 }
 
-/* Returns x; if x is replicated and this rank's shard of the weight takes some of its channels
- * only, these channels; a copy if that is not dense. NULL: an error. */
+/* Returns the input that this rank convolves, dense: x, or, if x is replicated and the weight is
+ * sharded along the input channels, this rank's channels of x. NULL: an error. */
 static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tensor *w,
                                    const tshi_rule_channels *how) {
     tsh_layout layout;
@@ -25442,7 +25443,7 @@ static tsh_tensor *tshi_pool_adaptive(const tshi_op *op, tsh_tensor *x, int dims
 #define TSHI_POOL_OP(name)                                                                         \
     static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x",       tshi_rule_pool,        \
                                              tshi_pool_backward, TSHI_NONE, 0};
-/* Defines tsh_<name>, a pool whose windows have one size, and its op. */
+/* Defines tsh_<name>, a pool that is not adaptive, so all its windows have one size; and its op. */
 #define TSHI_POOL(name, dims, kind)                                                                \
     TSHI_POOL_OP(name)                                                                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, const tsh_pool_options *options) {               \
@@ -30361,9 +30362,9 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_loss_exp(__m512 v) {
 }
 
 /* Adds e^(x - max) of a part of a row, TSHI_LOSS_RUN logits or the last n, to 32 partial sums, in
- * *low and *high. Returns the maximum of the next part, if none of its logits is NaN: its memory is
- * read while exponentials of this part are computed. n: number of logits from x on; whole: 1 if n
- * is two parts or more, a constant after inlining. */
+ * *low and *high. Returns the maximum of the row's next part; of a part with NaN any number. That
+ * part is read here so that memory is busy while the exponentials of this one are computed. n:
+ * number of logits from x on; whole: 1 if n is two parts or more, a constant after inlining. */
 TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, float max,
                                                     __m512 *low, __m512 *high, const int whole) {
     enum { AHEAD = 4096 }; /* bytes from a logit to the memory prefetched with it */

@@ -3172,7 +3172,8 @@ static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
 }
 
 /* Gives an accepted connection its ephemeral keys: unused ones of an earlier connection, if there
- * are any, since new keys take 50 us, more than all else that is done for a stranger. */
+ * are any, since new keys take 50 us, more than all else that is done for a peer that
+ * may not have the key. */
 static void tshi_uv_give_share(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int64_t now = tsh_now();
@@ -6228,7 +6229,7 @@ static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     int64_t n = tshi_uv_shm_count(pipe, out, 0);
     int closed;
     if (n >= need && n <= pipe->size) return n;
-    /* `closed` is read before the peer's counters, which do not change once it is set */
+    /* read first: once the peer has set it, the counters read below are final */
     closed = TSHI_UV_GET(&pipe->theirs->closed) != 0;
     n = tshi_uv_shm_count(pipe, out, 1);
     if (n >= need && n <= pipe->size) return n;

@@ -265,7 +265,7 @@ struct tsh_tensor {
     /* dim: shape of the whole tensor; local: shape of this rank's shard; stride: strides of the
      * shard, in elements */
     int64_t dim[TSH_MAX_DIMS], local[TSH_MAX_DIMS], stride[TSH_MAX_DIMS];
-    tsh_layout layout; /* layout without defaults, which tshi_layout_resolve has filled in */
+    tsh_layout layout; /* its layout, in which no field has a default (0) any more */
     tshi_block *block; /* the values; NULL: a parameter that is not allocated yet, or stale */
     int64_t offset;    /* elements from the block's data to the tensor's first element */
     tsh_tensor *base;  /* the tensor that this one is a view of; itself if it is no view */

@@ -184,7 +184,7 @@ static TSHI_COLD int tshi_isa_runs(const tshi_isa *row) {
     return !row->runs || row->runs();
 }
 
-/* Returns the row of tshi_isas that is the fastest on this processor. */
+/* Returns the instruction set that is the fastest on this processor, as a row of tshi_isas. */
 static TSHI_COLD const tshi_isa *tshi_isa_pick(void) {
     const tshi_isa *row = tshi_isas;
     while (!tshi_isa_runs(row) || (row->slower && row->slower())) row++;

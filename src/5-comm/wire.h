@@ -79,13 +79,13 @@ static void tshi_wire_put(const tshi_wire_part *part, int64_t e, const tsh_real 
                                    tshi_base_min(TSHI_DTYPE_BLOCK, part->n - e), x);
 }
 
-/* Returns the power of two by which the values of a part are divided: 1 if all are 0, or the wire's
- * dtype has the range of a float; NaN if one is not finite: all values are NaN then, as quantised
- * blocks have no NaN. */
+/* Returns the power of two by which the values of a part are divided: 1 if all are 0, in a dry run,
+ * or if the wire's dtype has the range of a float. Returns NaN if a value is not finite: all values
+ * of the part are NaN then, as quantised blocks have no NaN. */
 TSHI_COLD static float tshi_wire_power(const tshi_wire_part *part) {
     tsh_real x[TSHI_DTYPE_BLOCK], most = 0;
     int exponent, finite = 1;
-    if (!tshi_dtype_in_blocks(part->ctx->wire)) return 1;
+    if (part->ctx->dry || !tshi_dtype_in_blocks(part->ctx->wire)) return 1;
     for (int64_t e = 0; e < part->n; e += TSHI_DTYPE_BLOCK) {
         tshi_wire_get(part, e, x);
         for (int i = 0; i < TSHI_DTYPE_BLOCK; i++) {

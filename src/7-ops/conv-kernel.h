@@ -469,7 +469,8 @@ static void tshi_conv_scatter(tsh_ctx *ctx, const tshi_conv *c, const tsh_real *
     const int64_t least = COLUMNS * phases / tshi_conv_area(c->image);
     const int64_t fit = NEAR / (to + 1) > least ? NEAR / (to + 1) : least;
     const int64_t some = phases > 1 ? fit + 1 : c->batch; /* images computed at a time */
-    const int hollow = tshi_conv_area(c->kernel) < phases; /* 1: no tap reaches some phase */
+    /* 1: some phase gets no element of the kernel */
+    const int hollow = tshi_conv_area(c->kernel) < phases;
     tshi_block *taps;
     tshi_conv_tap *tap = tshi_conv_alloc_taps(ctx, c, &taps);
     tshi_conv_product p;

@@ -18,9 +18,9 @@ TSHI_AVX512 TSHI_INLINE __m512 tshi_loss_exp(__m512 v) {
 }
 
 /* Adds e^(x - max) of a part of a row, TSHI_LOSS_RUN logits or the last n, to 32 partial sums, in
- * *low and *high. Returns the maximum of the next part, if none of its logits is NaN: its memory is
- * read while exponentials of this part are computed. n: number of logits from x on; whole: 1 if n
- * is two parts or more, a constant after inlining. */
+ * *low and *high. Returns the maximum of the row's next part; of a part with NaN any number. That
+ * part is read here so that memory is busy while the exponentials of this one are computed. n:
+ * number of logits from x on; whole: 1 if n is two parts or more, a constant after inlining. */
 TSHI_AVX512 TSHI_INLINE float tshi_loss_part_avx512(const float *x, int64_t n, float max,
                                                     __m512 *low, __m512 *high, const int whole) {
     enum { AHEAD = 4096 }; /* bytes from a logit to the memory prefetched with it */

@@ -99,8 +99,8 @@ static void tshi_conv_forward(tsh_tensor *const *in, tsh_tensor *out, const tshi
     for (int i = 2; i >= 0; i--) tshi_mem_release(ctx, scratch[i]);
 }
 
-/* Returns x; if x is replicated and this rank's shard of the weight takes some of its channels
- * only, these channels; a copy if that is not dense. NULL: an error. */
+/* Returns the input that this rank convolves, dense: x, or, if x is replicated and the weight is
+ * sharded along the input channels, this rank's channels of x. NULL: an error. */
 static tsh_tensor *tshi_conv_input(const char *op, tsh_tensor *x, const tsh_tensor *w,
                                    const tshi_rule_channels *how) {
     tsh_layout layout;

@@ -360,7 +360,7 @@ static tsh_tensor *tshi_pool_adaptive(const tshi_op *op, tsh_tensor *x, int dims
 #define TSHI_POOL_OP(name)                                                                         \
     static const tshi_op tshi_##name##_op = {"tsh_" #name,       "x",       tshi_rule_pool,        \
                                              tshi_pool_backward, TSHI_NONE, 0};
-/* Defines tsh_<name>, a pool whose windows have one size, and its op. */
+/* Defines tsh_<name>, a pool that is not adaptive, so all its windows have one size; and its op. */
 #define TSHI_POOL(name, dims, kind)                                                                \
     TSHI_POOL_OP(name)                                                                             \
     TSH_API tsh_tensor *tsh_##name(tsh_tensor *x, const tsh_pool_options *options) {               \

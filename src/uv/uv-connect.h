@@ -64,7 +64,8 @@ static tshi_uv_conn *tshi_uv_conn_new(tsh_uv_world *world, int dialled) {
 }
 
 /* Gives an accepted connection its ephemeral keys: unused ones of an earlier connection, if there
- * are any, since new keys take 50 us, more than all else that is done for a stranger. */
+ * are any, since new keys take 50 us, more than all else that is done for a peer that
+ * may not have the key. */
 static void tshi_uv_give_share(tshi_uv_conn *conn) {
     tsh_uv_world *world = conn->world;
     int64_t now = tsh_now();

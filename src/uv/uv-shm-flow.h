@@ -46,7 +46,7 @@ static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     int64_t n = tshi_uv_shm_count(pipe, out, 0);
     int closed;
     if (n >= need && n <= pipe->size) return n;
-    /* `closed` is read before the peer's counters, which do not change once it is set */
+    /* read first: once the peer has set it, the counters read below are final */
     closed = TSHI_UV_GET(&pipe->theirs->closed) != 0;
     n = tshi_uv_shm_count(pipe, out, 1);
     if (n >= need && n <= pipe->size) return n;
