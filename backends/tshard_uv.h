@@ -40,6 +40,12 @@
  *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
  *   reserved before use. A rank writes into its own only. Sums are the same bits as over TCP, and
  *   errors the same. Where the system refuses, TCP is used, and one line logged (TSHARD_SHM);
+ * - on request (TSHARD_SHM=2, or tsh_uv_desc.tensors) have tensors in memory that the ranks of this
+ *   host can read, but not write: what is sent is then copied once, or summed where it lies. In
+ *   place of 3 to 4 times as long as on the threads backend, all-gathers and reduce-scatters of
+ *   32 KiB and more take as long as there. It has no huge pages, where Linux gives none to shared
+ *   memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled): programs that mostly compute, or
+ *   have more ranks than cores, are better off without;
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
@@ -98,7 +104,8 @@
  * sum that is in flight at once; 2 KiB per encrypted connection, and up to 256 KiB once it has
  * carried long arrays; and the system's socket buffers. Shared memory: for each other member of a
  * group on this host 520 KiB, less in groups of more than 8; and 1 GiB of addresses for each rank
- * of this host. Heartbeats: a packet to each rank every 250 ms.
+ * of this host, with tensors there also as many as the host has memory. Heartbeats: a packet to
+ * each rank every 250 ms.
  *
  * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
  * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If
@@ -129,7 +136,8 @@
  *     TSHARD_ENCRYPT             1: encrypt all connections of this rank, 0: none on which the
  *                                other end does not ask for it; default: with a key, those that
  *                                are not loopback. These have tags in place of checksums
- *     TSHARD_SHM                 0: use TCP within a host, too; 1 (default): use shared memory
+ *     TSHARD_SHM                 0: use TCP within a host, too; 1 (default): use shared memory; 2:
+ *                                have the tensors of tsh_uv_run's ctx in it, too
  *     TSHARD_TIMEOUT             seconds after which joining, or a collective without timeout_ns,
  *                                fails; default 300; 0: never
  *     TSHARD_HEARTBEAT           seconds of silence after which a rank counts as lost, 1 or more;
@@ -186,6 +194,7 @@
  *     >>uv-secret       keys of a connection by CPace; its ciphers
  *     >>uv-socket       addresses and sockets
  *     >>uv-shm          shared memory between ranks of one host
+ *     >>uv-heap         a heap for tensors in shared memory
  *     >>uv-settings     tsh_uv_desc, then the environment
  *     >>uv-error        the world's first error
  *     >>uv-post         sending control messages
@@ -249,6 +258,9 @@ typedef struct tsh_uv_desc {
                           wants that; 0: as TSHARD_ENCRYPT says, else those that are not loopback
                           are, if there is a key */
     int insecure;      /* 1: other hosts may connect without a key; 0: as TSHARD_INSECURE says */
+    int tensors;       /* 1: the tensors of tsh_uv_run's ctx are in shared memory, where ranks of
+                          this host read them (tsh_uv_allocator); negative: they are not; 0: as
+                          TSHARD_SHM says */
     double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
                           negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up the names in host
                           and bind may take longer */
@@ -269,10 +281,19 @@ typedef struct tsh_uv_desc {
  * TSH_ERR_TIMEOUT (with the list of absent ranks, or since keys differ), TSH_ERR_LOST,
  * TSH_ERR_MEMORY. */
 TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out);
+/* Returns an allocator, for tsh_desc.allocator of a ctx on this comm, whose blocks of 16 KiB and
+ * more lie in memory that the ranks of this host read: what a collective or message of 16 KiB and
+ * more sends from there is copied once, or summed where it lies, not copied into a ring and out of
+ * it. Smaller blocks come from malloc; so do all if the system has no memory for more. The
+ * allocator is for one thread, the one that uses the comm, and lives until the world is closed and
+ * all blocks are freed. Returns an empty one, which stands for malloc, if tsh_uv_desc.tensors is
+ * not wanted (tsh_uv_open), there is no shared memory, or comm is not of this backend. */
+TSH_API tsh_allocator tsh_uv_allocator(const tsh_comm *comm);
 /* Joins the world, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn in it and
  * closes both. Returns fn's result, or 1 if fn is NULL or the world or the ctx could not be opened;
  * that error is copied to uv->error and logged by desc->logger, or by uv->logger if desc has
- * none. */
+ * none. If uv->tensors is wanted and desc has no allocator, the ctx gets that of
+ * tsh_uv_allocator. */
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user);
 TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv_desc *uv,
@@ -407,7 +428,9 @@ typedef struct tshi_uv_head {
     int64_t count;          /* collective: tsh_coll.count; message: its number of elements */
     int32_t tag;            /* tag of a message; 0: a collective */
     uint8_t kind,      /* tsh_coll_kind; TSH_RECV: a "clear", which lets the peer send a message */
-        dtype, pad[6]; /* dtype: tsh_dtype of a message, 0 for a collective; pad: zeros */
+        dtype,         /* tsh_dtype of a message, 0 for a collective */
+        refers,        /* 1: in shared memory: the payload is given by reference */
+        pad[5];        /* zeros */
     uint32_t check;    /* CRC32C of all fields above; 0: the connection has no checksums */
 } tshi_uv_head;
 
@@ -484,12 +507,18 @@ typedef struct tshi_uv_fifo {
 /* Each rank has a segment of shared memory, which only it writes and which the ranks of its host
  * map read-only. It begins with a tshi_uv_shm_segment; then come, for each group, a row for each
  * connection of the rank: counters on a page of their own, and a ring, a circular buffer of bytes
- * for the peer (>>uv-shm). */
+ * for the peer (>>uv-shm). At its end is the heap (>>uv-heap), if there is one. */
 enum {
-    TSHI_UV_SHM_GROUPS = 128,    /* most groups of a rank that use shared memory */
-    TSHI_UV_SHM_PAGE = 4096,     /* size in bytes of a row's page of counters */
-    TSHI_UV_SHM_SIZE = 1 << 30,  /* bytes of a segment, most of them without memory behind them */
-    TSHI_UV_SHM_PIECE = 32 << 10 /* most bytes copied before the peer is told of them */
+    TSHI_UV_SHM_GROUPS = 128, /* most groups of a rank that use shared memory */
+    /* size in bytes of a row's page of counters, and of the heap's pages; smaller payloads are not
+     * sent by reference */
+    TSHI_UV_SHM_PAGE = 4096,
+    TSHI_UV_SHM_SIZE = 1 << 30,   /* bytes of a segment before the heap; most have no memory */
+    TSHI_UV_SHM_PIECE = 32 << 10, /* most bytes copied before the peer is told of them */
+    TSHI_UV_SHM_LEAST = 16 << 10, /* smaller blocks are not in the heap */
+    /* most bytes that are copied, or summed, out of another rank's heap before this rank looks at
+     * its other connections */
+    TSHI_UV_SHM_STEP = 128 << 10
 };
 
 /* Where the rows of one group are in a segment. All fields are atomic, and written by the segment's
@@ -503,6 +532,8 @@ typedef struct tshi_uv_shm_entry {
 typedef struct tshi_uv_shm_segment {
     uint64_t sleeps; /* atomic: odd while the owner's thread sleeps; grows with each sleep */
     char apart[56];  /* padding: gives `sleeps` a cache line of its own */
+    /* atomic: 1: the owner's world has failed: its heap may change while others read it */
+    uint64_t withdrawn;
     tshi_uv_shm_entry group[TSHI_UV_SHM_GROUPS]; /* [0]: entry of the world's group */
     /* [r]: atomic: 1: the owner has mapped the segment of world rank r, and has rows for it */
     unsigned char near[TSHI_UV_RANKS];
@@ -511,9 +542,18 @@ typedef struct tshi_uv_shm_segment {
 /* What this rank knows of the segment of a rank of this host, or of its own. */
 typedef struct tshi_uv_near {
     char *base;    /* where the segment is mapped; NULL: it is not */
+    int64_t size;  /* its bytes, the heap included */
     int bell;      /* eventfd that wakes the rank's thread; -1: none */
     uint64_t rung; /* the value of `sleeps` for which this rank rang the bell last */
 } tshi_uv_near;
+
+/* The bytes [begin, end) of a payload by reference, where this rank reads them. */
+typedef struct tshi_uv_source {
+    const char *at;
+    int64_t begin, end;
+} tshi_uv_source;
+
+typedef struct tshi_uv_heap tshi_uv_heap; /* >>uv-heap */
 
 /* The two rings of a data connection in shared memory. Positions count the bytes of a ring since
  * its beginning; byte n is at offset n % size. */
@@ -529,6 +569,9 @@ typedef struct tshi_uv_pipe {
     int64_t seen_sent, seen_taken;         /* peer_sent and peer_taken as read last */
     int64_t wrote, read;                   /* positions of the next byte to write, and to read */
     int64_t payload; /* position at which the payload of the frame that is being read begins */
+    int refers;      /* 1: the payload of the frame that is being written is sent by reference */
+    /* of the frame being read, if by reference: what is summed where it lies; what is copied */
+    tshi_uv_source summed, copied;
 } tshi_uv_pipe;
 
 /* A data connection to one peer of a group. A pair of ranks has two, one for collectives and one
@@ -829,7 +872,8 @@ struct tsh_uv_world {
     int rank, size, spins;
     int64_t timeout, heartbeat; /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
     int64_t notice;             /* tsh_uv_desc.notice, in ns */
-    int shm;                    /* 1: shared memory is used within a host (TSHARD_SHM) */
+    /* 0: no shared memory (TSHARD_SHM); 1: within a host; 2: with a heap for tensors, too */
+    int shm;
     int checksum; /* checksums on data connections: 1: on all, -1: on none, 0: if not loopback */
     int encrypt;  /* encrypted connections: 1: all, -1: none, 0: with a key, those not loopback */
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
@@ -847,6 +891,7 @@ struct tsh_uv_world {
      * then by the caller's thread */
     tshi_uv_near *near;
     int segment;                       /* descriptor of this rank's own segment, -1: none */
+    tshi_uv_heap *heap;                /* NULL: none */
     int shm_sizes[TSHI_UV_SHM_GROUPS]; /* [i]: ranks of the group of that segment's entry i */
 
     /* The fields below are used by the caller's thread. */
@@ -1824,39 +1869,69 @@ extern long syscall(long number, ...); /* hidden under -std=c99, as are the func
  * F_GET_SEALS; F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW. */
 enum { TSHI_UV_MFD = 3, TSHI_UV_ADD_SEALS = 1033, TSHI_UV_GET_SEALS = 1034, TSHI_UV_SEALS = 7 };
 
-/* Allocates memory for n bytes of this rank's segment. Returns 0 if the system refuses (errno).
+/* Allocates memory for n bytes of a segment of this rank. Returns 0 if the system refuses (errno).
  * Does so in pieces, since a signal makes the system undo what it has begun. */
-static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
+static int tshi_uv_shm_reserve(int segment, int64_t offset, int64_t n) {
     const int64_t piece = 256 << 10;
     for (int64_t now; n > 0; offset += now, n -= now) {
         long failed;
         now = tshi_uv_min(n, piece);
         do {
-            failed = syscall(SYS_fallocate, (long)world->segment, 0L, (long)offset, (long)now);
+            failed = syscall(SYS_fallocate, (long)segment, 0L, (long)offset, (long)now);
         } while (failed && errno == EINTR);
         if (failed) return 0;
     }
     return 1;
 }
 
+/* Takes the memory of n bytes of a segment away again: they read as zeros. */
+static void tshi_uv_shm_release(int segment, int64_t offset, int64_t n) {
+    const long punch = 3; /* FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE */
+    (void)syscall(SYS_fallocate, (long)segment, punch, (long)offset, (long)n);
+}
+
+/* Returns 1 if a limit that getrlimit has filled in, unless it has failed, allows n bytes. */
+static int tshi_uv_shm_allowed(int failed, const struct rlimit *limit, int64_t n) {
+    return failed || limit->rlim_cur >= (rlim_t)n;
+}
+
+/* Returns the size in bytes of this rank's segment: with a heap as large as the host's memory, if
+ * that is wanted and the addresses for the heaps of all ranks can be had. */
+static int64_t tshi_uv_shm_size(tsh_uv_world *world) {
+    const int64_t page = sysconf(_SC_PAGESIZE), pages = sysconf(_SC_PHYS_PAGES);
+    int64_t size = TSHI_UV_SHM_SIZE;
+    struct rlimit file, all; /* of a file; of this process */
+    if (world->shm == 2 && page > 0 && pages > 0) size += pages * page;
+    if (size == TSHI_UV_SHM_SIZE ||
+        (tshi_uv_shm_allowed(getrlimit(RLIMIT_FSIZE, &file), &file, size) &&
+         tshi_uv_shm_allowed(getrlimit(RLIMIT_AS, &all), &all, size * world->size * 2)))
+        return size;
+    tsh_log_message(&world->logger,
+                    "rank %d has its tensors in memory of its own, as ulimit -f or -v leaves no "
+                    "space for them in shared memory",
+                    world->rank);
+    return TSHI_UV_SHM_SIZE;
+}
+
 /* Makes this rank's segment and bell. Returns 0 if the system refuses (errno). */
 static int tshi_uv_shm_create(tsh_uv_world *world) {
     tshi_uv_near *own = &world->near[world->rank];
-    struct rlimit limit;
+    struct rlimit file;
     void *base;
+    own->size = tshi_uv_shm_size(world);
     /* a file above the limit would raise SIGXFSZ */
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < (rlim_t)TSHI_UV_SHM_SIZE) {
+    if (!tshi_uv_shm_allowed(getrlimit(RLIMIT_FSIZE, &file), &file, own->size)) {
         errno = EFBIG;
         return 0;
     }
     world->segment = (int)syscall(SYS_memfd_create, "tshard", (long)TSHI_UV_MFD);
-    if (world->segment < 0 || ftruncate(world->segment, TSHI_UV_SHM_SIZE) != 0 ||
+    if (world->segment < 0 || ftruncate(world->segment, own->size) != 0 ||
         fcntl(world->segment, TSHI_UV_ADD_SEALS, (int)TSHI_UV_SEALS) != 0 ||
-        !tshi_uv_shm_reserve(world, 0, tshi_uv_shm_begin()))
+        !tshi_uv_shm_reserve(world->segment, 0, tshi_uv_shm_begin()))
         return 0;
     own->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     base = own->bell < 0 ? MAP_FAILED
-                         : mmap(NULL, TSHI_UV_SHM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED,
+                         : mmap(NULL, (size_t)own->size, PROT_READ | PROT_WRITE, MAP_SHARED,
                                 world->segment, 0);
     if (base != MAP_FAILED) own->base = (char *)base;
     return base != MAP_FAILED;
@@ -1876,27 +1951,40 @@ static int tshi_uv_shm_map(tsh_uv_world *world, int rank, int fds[2]) {
     }
     errno = EINVAL;
     if (seals >= 0 && (seals & TSHI_UV_SEALS) == TSHI_UV_SEALS && fstat(fds[0], &info) == 0 &&
-        info.st_size == TSHI_UV_SHM_SIZE)
-        base = mmap(NULL, TSHI_UV_SHM_SIZE, PROT_READ, MAP_SHARED, fds[0], 0);
+        info.st_size >= TSHI_UV_SHM_SIZE)
+        base = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fds[0], 0);
     (void)tshi_uv_give_up(fds[0]); /* the mapping needs it no longer; keeps errno */
     if (base == MAP_FAILED) {
         (void)tshi_uv_give_up(fds[1]);
         return 0;
     }
     near->base = (char *)base;
+    near->size = (int64_t)info.st_size;
     near->bell = fds[1];
     return 1;
 }
 
+static void tshi_uv_shm_drop(char *base, int64_t size) { /* Unmaps a segment, or NULL. */
+    if (base) (void)munmap(base, (size_t)size);
+}
+
 static void tshi_uv_shm_unmap(tshi_uv_near *near) {
-    if (near->base) (void)munmap(near->base, TSHI_UV_SHM_SIZE);
+    tshi_uv_shm_drop(near->base, near->size);
     near->base = NULL;
     tshi_uv_close_fd(&near->bell);
 }
 #else
-static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
-    (void)world, (void)offset, (void)n;
+static int tshi_uv_shm_reserve(int segment, int64_t offset, int64_t n) {
+    (void)segment, (void)offset, (void)n;
     return 0; /* never called: this system has no segments */
+}
+
+static void tshi_uv_shm_release(int segment, int64_t offset, int64_t n) {
+    (void)segment, (void)offset, (void)n;
+}
+
+static void tshi_uv_shm_drop(char *base, int64_t size) {
+    (void)base, (void)size;
 }
 
 static int tshi_uv_shm_create(tsh_uv_world *world) {
@@ -1937,12 +2025,6 @@ static void tshi_uv_shm_open(tsh_uv_world *world) {
     segment->group[0].offset = (uint64_t)tshi_uv_shm_begin();
 }
 
-static void tshi_uv_shm_end(tsh_uv_world *world) { /* Unmaps all segments. */
-    for (int r = 0; world->near && r < world->size; r++) tshi_uv_shm_unmap(&world->near[r]);
-    tshi_uv_close_fd(&world->segment);
-    free(world->near);
-}
-
 /* Rings the bell of a rank of this host if its thread sleeps, once per sleep. */
 static void tshi_uv_shm_wake(tsh_uv_world *world, int rank) {
     tshi_uv_near *near = &world->near[rank];
@@ -1980,7 +2062,7 @@ static tshi_uv_shm_entry *tshi_uv_shm_find(const tsh_uv_world *world, int rank, 
 static int tshi_uv_shm_rows(const tsh_uv_world *world, int64_t offset, int size, int m) {
     for (int i = m; i < 2 * size; i += size) { /* row m: collectives; size + m: messages */
         int64_t at = offset + tshi_uv_shm_row(size, i);
-        if (!tshi_uv_shm_reserve(world, at, tshi_uv_shm_row(size, 1))) return 0;
+        if (!tshi_uv_shm_reserve(world->segment, at, tshi_uv_shm_row(size, 1))) return 0;
         memset(world->near[world->rank].base + at, 0, TSHI_UV_SHM_PAGE); /* clears the counters */
     }
     return 1;
@@ -2109,6 +2191,180 @@ static void tshi_uv_shm_leave(tshi_uv_group *group) {
     TSHI_UV_PUT(&mine->closed, 1);
     for (int m = 0; group->link && m < group->size; m++)
         if (group->link[m].pipe.out) tshi_uv_shm_wake(world, group->ranks[m]);
+}
+
+/* ========================================================================== */
+/* >>uv-heap                                        MARK: - uv-heap (private) */
+/* A heap for tensors at the end of this rank's segment, where the ranks of   */
+/* its host read them: collectives copy them once, not into a ring and out of */
+/* it. A block is whole pages, which get memory when it is allocated and lose */
+/* it when it is freed. Small blocks, and those that the segment has no room  */
+/* or the system no memory for, come from malloc.                             */
+/* Needs: >>uv-shm.                                                           */
+/* ========================================================================== */
+
+/* A range of the heap: a block, or free. Offsets and sizes are multiples of TSHI_UV_SHM_PAGE. */
+typedef struct tshi_uv_extent {
+    int64_t at, size; /* offset in the segment; bytes */
+    int used;         /* 1: a block */
+} tshi_uv_extent;
+
+struct tshi_uv_heap {
+    char *base;     /* where this rank's segment is mapped */
+    int64_t size;   /* bytes of the segment */
+    int segment;    /* its descriptor */
+    int64_t blocks; /* blocks that are not freed yet, those of malloc included */
+    int closed;     /* 1: the world has ended: the heap ends with its last block */
+    tshi_uv_extent *extent; /* all ranges, in order: no gaps, no two free ones side by side */
+    int extents, room;      /* valid entries of extent; entries that it has memory for */
+};
+
+/* Returns the index of the range that a block begins; -1: the block came from malloc. */
+static int tshi_uv_heap_find(const tshi_uv_heap *heap, const void *block) {
+    const uintptr_t base = (uintptr_t)heap->base, place = (uintptr_t)block;
+    int low = 0, high = heap->extents; /* the range sought is in [low, high) */
+    if (place < base + TSHI_UV_SHM_SIZE || place >= base + (uintptr_t)heap->size) return -1;
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        if (base + (uintptr_t)heap->extent[middle].at <= place)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Returns a block of n bytes, n a multiple of the page; NULL: no room, or no memory. */
+static void *tshi_uv_heap_take(tshi_uv_heap *heap, int64_t n) {
+    tshi_uv_extent *extent;
+    int i = 0;
+    while (i < heap->extents && (heap->extent[i].used || heap->extent[i].size < n)) i++;
+    if (i == heap->extents) return NULL;
+    if (heap->extents == heap->room) { /* a range is about to be split */
+        const int room = heap->room * 2;
+        extent = (tshi_uv_extent *)realloc(heap->extent, (size_t)room * sizeof *extent);
+        if (!extent) return NULL;
+        heap->extent = extent;
+        heap->room = room;
+    }
+    extent = &heap->extent[i];
+    if (!tshi_uv_shm_reserve(heap->segment, extent->at, n)) {
+        tshi_uv_shm_release(heap->segment, extent->at, n); /* what it got before it failed */
+        return NULL;
+    }
+    if (extent->size > n) { /* the rest stays free */
+        memmove(extent + 1, extent, (size_t)(heap->extents++ - i) * sizeof *extent);
+        extent[1].at += n;
+        extent[1].size -= n;
+        extent->size = n;
+    }
+    extent->used = 1;
+    return heap->base + extent->at;
+}
+
+static void tshi_uv_heap_give(tshi_uv_heap *heap, void *block) { /* Frees a block. */
+    int i = tshi_uv_heap_find(heap, block), end;
+    tshi_uv_extent *extent = heap->extent;
+    if (i < 0) {
+        free(block);
+        return;
+    }
+    tshi_uv_shm_release(heap->segment, extent[i].at, extent[i].size);
+    extent[i].used = 0;
+    /* joins [i, end), the free ranges side by side */
+    end = i + 1 < heap->extents && !extent[i + 1].used ? i + 2 : i + 1;
+    if (i > 0 && !extent[i - 1].used) i--;
+    extent[i].size = extent[end - 1].at + extent[end - 1].size - extent[i].at;
+    memmove(&extent[i + 1], &extent[end], (size_t)(heap->extents - end) * sizeof *extent);
+    heap->extents -= end - i - 1;
+}
+
+static void tshi_uv_heap_free(tshi_uv_heap *heap) { /* Frees a heap without blocks. */
+    tshi_uv_shm_drop(heap->base, heap->size);
+    tshi_uv_close_fd(&heap->segment);
+    free(heap->extent);
+    free(heap);
+}
+
+/* The tsh_allocator_fn of tsh_uv_allocator; user: the heap. */
+static void *tshi_uv_heap_allocate(void *ptr, size_t old_size, size_t new_size, size_t align,
+                                   void *user) {
+    tshi_uv_heap *heap = (tshi_uv_heap *)user;
+    const size_t page = TSHI_UV_SHM_PAGE;
+    void *block = NULL;
+    if (new_size) {
+        if (new_size >= TSHI_UV_SHM_LEAST && new_size < (size_t)heap->size && align <= page)
+            block = tshi_uv_heap_take(heap, (int64_t)((new_size + page - 1) / page * page));
+        if (!block && posix_memalign(&block, align < sizeof block ? sizeof block : align,
+                                     new_size) != 0)
+            return NULL;
+        if (ptr) memcpy(block, ptr, old_size < new_size ? old_size : new_size);
+        heap->blocks++;
+    }
+    if (ptr) {
+        tshi_uv_heap_give(heap, ptr);
+        heap->blocks--;
+    }
+    if (heap->closed && !heap->blocks) tshi_uv_heap_free(heap);
+    return block;
+}
+
+/* Makes the heap, if this rank's segment has room for one. Without memory for it there is none. */
+static void tshi_uv_heap_open(tsh_uv_world *world) {
+    const tshi_uv_near *own = &world->near[world->rank];
+    tshi_uv_heap *heap;
+    if (own->size == TSHI_UV_SHM_SIZE) return;
+    heap = (tshi_uv_heap *)calloc(1, sizeof *heap);
+    if (!heap) return;
+    heap->room = 64;
+    heap->extent = (tshi_uv_extent *)calloc((size_t)heap->room, sizeof *heap->extent);
+    if (!heap->extent) {
+        free(heap);
+        return;
+    }
+    heap->base = own->base;
+    heap->size = own->size;
+    heap->segment = world->segment;
+    heap->extent[0].at = TSHI_UV_SHM_SIZE; /* one range, free */
+    heap->extent[0].size = own->size - TSHI_UV_SHM_SIZE;
+    heap->extents = 1;
+    world->heap = heap;
+}
+
+/* Unmaps all segments. If there is a heap, this rank's own stays mapped until its last block is
+ * freed: a ctx frees some of its memory after it has closed its comms. */
+static void tshi_uv_shm_end(tsh_uv_world *world) {
+    tshi_uv_heap *heap = world->heap;
+    if (heap) {
+        world->near[world->rank].base = NULL;
+        world->segment = -1;
+        heap->closed = 1;
+        if (!heap->blocks) tshi_uv_heap_free(heap);
+    }
+    for (int r = 0; world->near && r < world->size; r++) tshi_uv_shm_unmap(&world->near[r]);
+    tshi_uv_close_fd(&world->segment);
+    free(world->near);
+}
+
+/* Returns 1 if an address is in this rank's heap, so that the ranks of its host can read there. */
+static int tshi_uv_in_heap(const tsh_uv_world *world, const void *at) {
+    return world->heap && tshi_uv_heap_find(world->heap, at) >= 0;
+}
+
+/* Called when an error is about to be returned, after which the caller may change buffers that
+ * other ranks still read: marks that in this rank's segment. A rank looks at the mark after it has
+ * read (tshi_uv_unchanged), so it never returns such bytes as a result. */
+static void tshi_uv_withdraw(const tsh_uv_world *world) {
+    tshi_uv_shm_segment *own = world->heap ? tshi_uv_segment_of(world, world->rank) : NULL;
+    if (!own || own->withdrawn) return;
+    TSHI_UV_PUT(&own->withdrawn, 1);
+    __sync_synchronize();
+}
+
+/* Returns 0 if a rank of this host has withdrawn its heap: what was read from it may be wrong. */
+static int tshi_uv_unchanged(const tsh_uv_world *world, int rank) {
+    __sync_synchronize();
+    return !TSHI_UV_GET(&tshi_uv_segment_of(world, rank)->withdrawn);
 }
 
 /* ========================================================================== */
@@ -2389,10 +2645,12 @@ static tsh_result tshi_uv_set_encrypt(const tsh_uv_desc *desc, tsh_uv_world *wor
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Sets world->shm: 1 unless TSHARD_SHM is 0. */
-static tsh_result tshi_uv_set_shm(tsh_uv_world *world, tsh_error *error) {
+/* Sets world->shm: by TSHARD_SHM, else 1; by tensors (tsh_uv_desc), whether there is a heap. */
+static tsh_result tshi_uv_set_shm(tsh_uv_world *world, int tensors, tsh_error *error) {
     world->shm = 1;
-    return tshb_env_int("TSHARD_SHM", 0, 1, &world->shm, error) < 0 ? error->code : TSH_OK;
+    if (tshb_env_int("TSHARD_SHM", 0, 2, &world->shm, error) < 0) return error->code;
+    if (world->shm && tensors) world->shm = tensors > 0 ? 2 : 1;
+    return TSH_OK;
 }
 
 /* Reads and checks all settings of the world; opens no socket. */
@@ -2415,7 +2673,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
         return error->code;
     if (tshi_uv_set_checksum(desc, world, error) != TSH_OK ||
         tshi_uv_set_encrypt(desc, world, error) != TSH_OK ||
-        tshi_uv_set_shm(world, error) != TSH_OK)
+        tshi_uv_set_shm(world, desc->tensors, error) != TSH_OK)
         return error->code;
     if (world->heartbeat < TSHI_UV_SECOND)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,
@@ -5036,7 +5294,7 @@ static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo)
 /* >>uv-algorithm                              MARK: - uv-algorithm (private) */
 /* Computes which bytes a collective sends to which peer, and where received  */
 /* bytes belong. It does no I/O: >>uv-flow calls tshi_uv_bytes_at.            */
-/* Needs: >>uv-group.                                                         */
+/* Needs: >>uv-heap >>uv-group.                                               */
 /* ========================================================================== */
 
 /* The ring algorithm. Every rank sends one stream of bytes to the next rank and receives one from
@@ -5446,19 +5704,33 @@ static int64_t tshi_uv_summed_in_place(const tshi_uv_op *op) {
     return op->algorithm == TSHI_UV_PIECES && group->whole ? tshi_uv_length(op, group->rank) : 0;
 }
 
-/* Finds byte `offset` of the payload of op that has arrived from rank r in shared memory. */
-static tshi_uv_span tshi_uv_in_ring(const tshi_uv_op *op, int r, int64_t offset) {
-    const tshi_uv_pipe *pipe = &op->group->link[r].pipe;
+/* Finds byte `offset` of the payload of op that has arrived from rank r in shared memory: in the
+ * ring or, by reference, in that rank's heap. The casts remove const; the bytes are only read. */
+static tshi_uv_span tshi_uv_arrived(const tshi_uv_op *op, int r, int64_t offset) {
+    const tshi_uv_link *link = &op->group->link[r];
+    const tshi_uv_pipe *pipe = &link->pipe;
     const int64_t at = (pipe->payload + offset) % pipe->size;
-    /* the cast removes const; the bytes are only read */
     tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at};
+    if (!link->heard.refers) return span;
+    span.at = (char *)(uintptr_t)pipe->summed.at + (offset - pipe->summed.begin);
+    span.size = pipe->summed.end - offset;
     return span;
+}
+
+/* Returns 0 if a rank whose bytes were just read in its heap has withdrawn them. */
+static int tshi_uv_all_unchanged(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    int intact = 1;
+    for (int r = 0; r < group->size && intact; r++)
+        if (r != group->rank && group->link[r].heard.refers)
+            intact = tshi_uv_unchanged(group->world, group->ranks[r]);
+    return intact;
 }
 
 static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank r's elements. */
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
     if (r == p->op->group->rank) return p->own;
-    if (tshi_uv_summed_in_place(p->op)) return tshi_uv_in_ring(p->op, r, p->at).at;
+    if (tshi_uv_summed_in_place(p->op)) return tshi_uv_arrived(p->op, r, p->at).at;
     return tshi_uv_row(p->op, r) + p->at;
 }
 
@@ -5551,22 +5823,25 @@ static int64_t tshi_uv_pieces_ready(const tshi_uv_op *op, int peer, int64_t tota
 /* Sums those elements of this rank's chunk that have arrived from all ranks, and advances
  * op->ready, the bytes of the chunk that are summed. */
 static void tshi_uv_pieces_fold(tshi_uv_op *op) {
-    const int rank = op->group->rank;
+    const int rank = op->group->rank, in_place = tshi_uv_summed_in_place(op) > 0;
     int64_t row = tshi_uv_row_size(op), base = tshi_uv_sum_place(op, rank);
     /* come: bytes of this rank's chunk that have arrived from every rank; n: bytes that one turn of
      * the loop below sums */
     int64_t come = tshi_uv_length(op, rank), n = 1;
     for (int r = 0; r < op->group->size; r++)
         if (r != rank) come = tshi_uv_min(come, op->in[r].good);
+    /* the caller sends the sums on before it calls again */
+    if (in_place) come = tshi_uv_min(come, op->ready + TSHI_UV_SHM_STEP);
     for (; op->ready < come && n; op->ready += n) { /* n is 0 if no whole element has arrived */
         int64_t at = op->ready % row, most = tshi_uv_min(come - op->ready, row - at);
-        if (tshi_uv_summed_in_place(op)) {
+        if (in_place) {
             at = op->ready;
             most = come - at;
             for (int r = 0; r < op->group->size; r++)
-                if (r != rank) most = tshi_uv_min(most, tshi_uv_in_ring(op, r, at).size);
+                if (r != rank) most = tshi_uv_min(most, tshi_uv_arrived(op, r, at).size);
         }
         n = tshi_uv_sum_tile(op, rank, op->ready, most, at, base + op->ready);
+        if (in_place && !tshi_uv_all_unchanged(op)) return; /* the world has failed */
     }
 }
 
@@ -6187,8 +6462,16 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
 /* >>uv-flow does on a socket, but without checksums. A frame begins so that  */
 /* its payload is aligned to 64 bytes. With TSHI_UV_PIECES in a group that    */
 /* shares memory as a whole, data to be summed is read where it lies.         */
+/* A payload that lies in the sender's heap is sent by reference: the ring    */
+/* has references to its parts, as they become ready, and the receiver reads  */
+/* the heap. Such a frame is complete once the receiver has read everything.  */
 /* Needs: >>uv-flow.                                                          */
 /* ========================================================================== */
+
+/* A part of a payload by reference: the ring has these in place of the bytes. */
+typedef struct tshi_uv_reference {
+    int64_t at, size; /* offset in the sender's segment; bytes */
+} tshi_uv_reference;
 
 /* Returns the position at or after `at` where the next frame begins. */
 static int64_t tshi_uv_shm_next_frame(int64_t at) {
@@ -6204,12 +6487,16 @@ static void tshi_uv_shm_tell_sent(tshi_uv_link *link) {
     tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
 }
 
-/* Tells the peer that its ring is free up to position `taken`, once that frees a quarter of the
- * ring: not for every few bytes. */
-static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken) {
-    if (taken - *link->pipe.taken < link->pipe.size / 4) return;
+/* Tells the peer that its ring is free up to position `taken`, once that frees `least` bytes. */
+static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken, int64_t least) {
+    if (taken - *link->pipe.taken < least) return;
     TSHI_UV_PUT(link->pipe.taken, taken);
     tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
+}
+
+/* Returns how many bytes of a ring are to be free before the peer is told: not every few bytes. */
+static int64_t tshi_uv_shm_some(const tshi_uv_link *link) {
+    return link->pipe.size / 4;
 }
 
 /* Returns how many bytes can be written from position pipe->wrote on (out = 1), or read from
@@ -6254,6 +6541,57 @@ static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
     }
 }
 
+/* Returns 1 if the payload that op sends to a peer is long, and lies in this rank's heap in parts
+ * that are not short. */
+static int tshi_uv_shm_refers(const tshi_uv_link *link, const tshi_uv_op *op,
+                              const tshi_uv_stream *s) {
+    const tsh_uv_world *world = link->group->world;
+    const tsh_coll *coll = &op->coll;
+    const int rows = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER ||
+                     coll->kind == TSH_ALLTOALL;
+    /* where bytes are sent from; a sum by TSHI_UV_PIECES from recv, too */
+    const void *first = coll->kind == TSH_BROADCAST ? coll->recv : coll->send;
+    const void *second = coll->kind == TSH_ALLREDUCE ? coll->recv : first;
+    if (s->total < TSHI_UV_SHM_PAGE || !tshi_uv_in_heap(world, first) ||
+        !tshi_uv_in_heap(world, second))
+        return 0;
+    if (op->algorithm == TSHI_UV_RING) return 0; /* it sends from scratch, too */
+    return !rows || tshi_uv_bytes_at(op, link->peer, 0, s->total, 1).size >= TSHI_UV_SHM_PAGE;
+}
+
+/* Begins a frame: writes its header to the ring. Returns 0 if there is no room. */
+static int tshi_uv_shm_write_head(tshi_uv_link *link, const tshi_uv_op *op, tshi_uv_stream *s,
+                                  int clear) {
+    tshi_uv_pipe *pipe = &link->pipe;
+    tshi_uv_head head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, clear) : op->head;
+    pipe->wrote = tshi_uv_shm_next_frame(pipe->wrote);
+    if (!tshi_uv_shm_room(link, (int64_t)sizeof head, 1)) return 0;
+    pipe->refers = tshi_uv_shm_refers(link, op, s);
+    head.bytes = (uint64_t)s->total;
+    head.refers = (uint8_t)pipe->refers;
+    tshi_uv_shm_copy(pipe, (char *)&head, (int64_t)sizeof head, 1);
+    s->head = sizeof head;
+    return 1;
+}
+
+/* Writes a part of a payload to the ring, as far as there is room: its bytes or, by reference,
+ * where they lie. Returns how many bytes of the payload that is; 0: there is no room. */
+static int64_t tshi_uv_shm_put(tshi_uv_link *link, tshi_uv_span span) {
+    const tsh_uv_world *world = link->group->world;
+    tshi_uv_pipe *pipe = &link->pipe;
+    tshi_uv_reference part = {0, span.size};
+    const int64_t room = tshi_uv_shm_room(link, pipe->refers ? (int64_t)sizeof part : 1, 1);
+    if (!room) return 0;
+    if (pipe->refers) {
+        part.at = span.at - world->near[world->rank].base;
+        tshi_uv_shm_copy(pipe, (char *)&part, (int64_t)sizeof part, 1);
+        return span.size;
+    }
+    span.size = tshi_uv_min(span.size, tshi_uv_min(room, TSHI_UV_SHM_PIECE));
+    tshi_uv_shm_copy(pipe, span.at, span.size, 1);
+    return span.size;
+}
+
 /* Writes once to a connection in shared memory: what is ready of its first frame, as far as the
  * ring has room. Returns 0 if nothing could be written. */
 static int tshi_uv_shm_write(tshi_uv_link *link) {
@@ -6261,40 +6599,29 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_pipe *pipe = &link->pipe;
     tshi_uv_stream *s;
-    int64_t room, before = pipe->wrote;
+    const int64_t before = pipe->wrote;
     if (!op) return 0;
     s = fifo == &link->clears ? &op->clear : &op->out[link->peer];
-    if (s->head == 0) {
-        tshi_uv_head head = tshi_uv_for_messages(link)
-                                ? tshi_uv_message_head(op, fifo == &link->clears)
-                                : op->head;
-        head.bytes = (uint64_t)s->total;
-        pipe->wrote = before = tshi_uv_shm_next_frame(pipe->wrote);
-        if (!tshi_uv_shm_room(link, (int64_t)sizeof head, 1)) return 0;
-        tshi_uv_shm_copy(pipe, (char *)&head, (int64_t)sizeof head, 1);
-        s->head = sizeof head;
-    }
+    if (s->head == 0 && !tshi_uv_shm_write_head(link, op, s, fifo == &link->clears)) return 0;
     while (s->done < s->total) {
         tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 1);
         if (span.size <= 0) { /* no more bytes are ready yet */
             link->want |= UV_WRITABLE;
             break;
         }
-        room = tshi_uv_shm_room(link, 1, 1);
-        if (!room) break;
-        span.size = tshi_uv_min(span.size, tshi_uv_min(room, TSHI_UV_SHM_PIECE));
-        tshi_uv_shm_copy(pipe, span.at, span.size, 1);
+        span.size = tshi_uv_shm_put(link, span);
+        if (!span.size) break;
         tshi_uv_payload_went(op, link->peer, s, (size_t)span.size);
         if (s->done < s->total) tshi_uv_shm_tell_sent(link);
     }
     s->good = s->done;
     tshi_uv_shm_tell_sent(link);
-    before = pipe->wrote - before;
-    if (s->done == s->total) { /* the frame is complete */
-        link->writing = NULL;
-        tshi_uv_frame_done(op, fifo);
-    }
-    return before != 0;
+    /* by reference: it is complete once the peer has taken everything from the ring */
+    if (s->done < s->total || (pipe->refers && !tshi_uv_shm_room(link, pipe->size, 1)))
+        return pipe->wrote != before;
+    link->writing = NULL;
+    tshi_uv_frame_done(op, fifo);
+    return 1;
 }
 
 /* Reads the header of a frame from the ring. Returns 0 if it has not arrived yet, or after an
@@ -6306,31 +6633,80 @@ static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     if (!tshi_uv_shm_room(link, head, 0)) return 0;
     tshi_uv_shm_copy(pipe, (char *)&link->heard, head, 0);
     pipe->payload = pipe->read;
+    memset(&pipe->summed, 0, sizeof pipe->summed);
+    memset(&pipe->copied, 0, sizeof pipe->copied);
     link->heard_done = sizeof link->heard; /* tshi_uv_check_head sets it to 0 after a clear */
     return tshi_uv_check_head(link);
+}
+
+/* Reads the next reference of a payload into *source. Returns 0 if it has not arrived, or if it is
+ * none that a rank sends: then an error is reported. */
+static int tshi_uv_shm_read_reference(tshi_uv_link *link, const tshi_uv_stream *s,
+                                      tshi_uv_source *source) {
+    const tshi_uv_near *near = &link->group->world->near[link->group->ranks[link->peer]];
+    tshi_uv_reference part;
+    if (!tshi_uv_shm_room(link, (int64_t)sizeof part, 0)) return 0;
+    tshi_uv_shm_copy(&link->pipe, (char *)&part, (int64_t)sizeof part, 0);
+    if (part.size <= 0 || part.size > s->total - s->done || part.at < TSHI_UV_SHM_SIZE ||
+        part.at > near->size - part.size) {
+        tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
+        return 0;
+    }
+    source->at = near->base + part.at;
+    source->begin = s->done;
+    source->end = s->done + part.size;
+    return 1;
+}
+
+/* Finds the next bytes of op's payload, of which `summed` bytes are summed where they lie. Size 0:
+ * they have not arrived, or those before them are not summed yet. */
+static tshi_uv_span tshi_uv_shm_next(tshi_uv_link *link, const tshi_uv_op *op,
+                                     const tshi_uv_stream *s, int64_t summed) {
+    tshi_uv_pipe *pipe = &link->pipe;
+    const int64_t offset = pipe->read % pipe->size;
+    tshi_uv_source *source = s->done < summed ? &pipe->summed : &pipe->copied;
+    /* the casts remove const; the bytes are only read */
+    tshi_uv_span span = {(char *)(uintptr_t)pipe->in + offset, 0};
+    if (!link->heard.refers) {
+        span.size = tshi_uv_min(tshi_uv_shm_room(link, 1, 0), pipe->size - offset);
+        return span;
+    }
+    if (s->done == source->end || source->end == 0) {
+        const int64_t used = tshi_uv_min(s->done, summed); /* all that is to be summed before */
+        if (op->ready < used && source == &pipe->summed) return span;
+        if (op->ready >= used) tshi_uv_shm_tell_taken(link, pipe->read, tshi_uv_shm_some(link));
+        if (!tshi_uv_shm_read_reference(link, s, source)) return span;
+    }
+    span.at = (char *)(uintptr_t)source->at + (s->done - source->begin);
+    span.size = tshi_uv_min(source->end - s->done, TSHI_UV_SHM_STEP);
+    return span;
 }
 
 /* Reads what has arrived of op's payload. */
 static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
     tshi_uv_stream *s = &op->in[link->peer];
     tshi_uv_pipe *pipe = &link->pipe;
+    const int refers = link->heard.refers;
     /* bytes of payload that are not copied, but summed where they lie */
     const int64_t summed = tshi_uv_summed_in_place(op);
     while (s->done < s->total) {
-        tshi_uv_span span = {NULL, summed - s->done};
-        const int64_t there = tshi_uv_shm_room(link, 1, 0);
-        if (!there) break;
-        if (span.size > 0) {
-            span.size = tshi_uv_min(span.size, there);
-            pipe->read += span.size;
+        tshi_uv_span from = tshi_uv_shm_next(link, op, s, summed), to;
+        if (!from.size) break;
+        if (s->done < summed) {
+            from.size = tshi_uv_min(from.size, summed - s->done);
         } else {
-            span = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 0);
-            if (span.size <= 0) break; /* scratch has no space */
-            span.size = tshi_uv_min(span.size, tshi_uv_min(there, TSHI_UV_SHM_PIECE));
-            tshi_uv_shm_copy(pipe, span.at, span.size, 0);
+            to = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 0);
+            if (to.size <= 0) break; /* scratch has no space */
+            from.size = tshi_uv_min(from.size, to.size);
+            if (!refers) from.size = tshi_uv_min(from.size, TSHI_UV_SHM_PIECE);
+            memcpy(to.at, from.at, (size_t)from.size);
+            if (refers && !tshi_uv_unchanged(link->group->world, link->group->ranks[link->peer]))
+                break; /* the world has failed */
         }
-        s->good = s->done += span.size;
-        if (op->ready >= summed) tshi_uv_shm_tell_taken(link, pipe->read);
+        if (!refers) pipe->read += from.size;
+        s->good = s->done += from.size;
+        if (!refers && op->ready >= summed)
+            tshi_uv_shm_tell_taken(link, pipe->read, tshi_uv_shm_some(link));
         if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op);
         if (op->algorithm == TSHI_UV_PIECES && !summed) tshi_uv_pieces_fold(op);
     }
@@ -6343,10 +6719,12 @@ static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
     const int64_t before = op->ready;
     if (before < summed) tshi_uv_pieces_fold(op);
     for (int r = 0; op->ready != before && r < group->size; r++) {
-        const tshi_uv_pipe *pipe = &group->link[r].pipe;
-        if (r != group->rank)
-            tshi_uv_shm_tell_taken(&group->link[r],
-                                   op->ready < summed ? pipe->payload + op->ready : pipe->read);
+        tshi_uv_link *link = &group->link[r];
+        const tshi_uv_pipe *pipe = &link->pipe;
+        if (r != group->rank && !link->heard.refers)
+            tshi_uv_shm_tell_taken(link,
+                                   op->ready < summed ? pipe->payload + op->ready : pipe->read,
+                                   tshi_uv_shm_some(link));
     }
 }
 
@@ -6355,11 +6733,11 @@ static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
 static int tshi_uv_shm_read(tshi_uv_link *link) {
     tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
-    const int64_t before = link->pipe.read, ready = op ? op->ready : 0;
+    const int64_t read = link->pipe.read, done = s ? s->done : 0, ready = op ? op->ready : 0;
     int64_t summed;
     if (!link->heard_done && !tshi_uv_shm_read_head(link)) return 0;
     if (!link->heard_done) { /* the frame was a clear, without payload */
-        tshi_uv_shm_tell_taken(link, link->pipe.read);
+        tshi_uv_shm_tell_taken(link, link->pipe.read, tshi_uv_shm_some(link));
         return 2;
     }
     if (!op) return 0;
@@ -6368,11 +6746,13 @@ static int tshi_uv_shm_read(tshi_uv_link *link) {
     tshi_uv_shm_fold(op, summed);
     if (s->good == s->total && op->ready >= summed) {
         link->heard_done = 0; /* a header comes next */
-        tshi_uv_shm_tell_taken(link, link->pipe.read);
+        /* by reference: the sender waits until all is read */
+        tshi_uv_shm_tell_taken(link, link->pipe.read,
+                               link->heard.refers ? 1 : tshi_uv_shm_some(link));
         tshi_uv_frame_done(op, &link->in);
         return link->in.used ? 2 : 1;
     }
-    return link->pipe.read != before || op->ready != ready;
+    return link->pipe.read != read || s->done != done || op->ready != ready;
 }
 
 /* ========================================================================== */
@@ -6507,6 +6887,17 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     }
 }
 
+/* Copies this rank's own part of an all-gather or all-to-all from send to recv. (In a ring
+ * tshi_uv_payload_went does.) */
+static void tshi_uv_copy_own(const tshi_uv_op *op) {
+    const tsh_coll *coll = &op->coll;
+    const int rank = op->group->rank;
+    if (op->algorithm != TSHI_UV_DIRECT) return;
+    if (coll->kind == TSH_ALLGATHER ||
+        (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] == coll->recv_counts[rank]))
+        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
+}
+
 static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from every peer. */
     const tsh_coll *coll = &op->coll;
     const int rank = op->group->rank, size = op->group->size;
@@ -6517,9 +6908,6 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
             "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] = %lld",
             op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
             (long long)coll->recv_counts[rank]);
-    else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
-        /* copies this rank's own part from send to recv */
-        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
     for (int j = 1; j < size; j++) {
         /* starts with the next rank, so that not all start with rank 0 */
         int to = (rank + j) % size;
@@ -6661,6 +7049,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
     }
     (void)tshi_uv_advance(group->world); /* starts sending */
+    tshi_uv_copy_own(op);
     return TSH_OK;
 }
 
@@ -6900,6 +7289,7 @@ static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) {
 /* Waits for an operation, then frees its slot. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_finish(tshi_uv_op *op) {
     tsh_result result = tshi_uv_wait_for(op->group, op);
+    if (result != TSH_OK) tshi_uv_withdraw(op->group->world);
     op->used = 0; /* the slot is free again */
     op->group->active--;
     return result;
@@ -6929,6 +7319,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     result = tshi_uv_failed(group->world);
     *done = result != TSH_OK || op->pending == 0; /* an error completes a request, too */
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
+    if (result != TSH_OK) tshi_uv_withdraw(group->world);
     return result;
 }
 
@@ -7103,6 +7494,7 @@ static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
     char name[TSHI_UV_NAME];
+    if (group->active) tshi_uv_withdraw(world);
     if (group->active && tshi_uv_failed(world) == TSH_OK)
         tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
                              "rank %d closed %s before it waited for its requests", world->rank,
@@ -7284,7 +7676,7 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     int local = 1;                        /* number of ranks on this host */
     for (int r = 0; r < group->size; r++) /* link[r]: the connection for collectives */
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
-    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
+    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 2000; /* polls before a sleep */
 }
 
 /* Callback when another rank rings this one's bell, which ends its sleep. Empties the bell. */
@@ -7337,6 +7729,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
                                  "rank %d: no memory for its world", world->rank);
     opened = result == TSH_OK && tshi_uv_open_loops(world, error) == TSH_OK;
     if (opened) tshi_uv_shm_open(world);
+    if (opened && world->near[world->rank].base) tshi_uv_heap_open(world);
     if (!opened || tshi_uv_start_control(world, error) != TSH_OK) {
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
@@ -7416,6 +7809,14 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     return error.code;
 }
 
+TSH_API tsh_allocator tsh_uv_allocator(const tsh_comm *comm) {
+    tsh_allocator allocator = {NULL, NULL}; /* malloc */
+    if (comm && comm->impl && comm->ops == &tshi_uv_ops)
+        allocator.user = tshi_uv_group_of(comm)->world->heap;
+    if (allocator.user) allocator.allocate = tshi_uv_heap_allocate;
+    return allocator;
+}
+
 TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv_desc *uv,
                              const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                              void *user) {
@@ -7437,6 +7838,7 @@ TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv
         (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     tshi_uv_not_open(join.error, &with.logger, "tsh_uv_run", &error);
     if (error.code != TSH_OK) return 1;
+    if (!with.allocator.allocate) with.allocator = tsh_uv_allocator(&comm);
     return tsh_run_on(&comm, &with, fn, user, join.error); /* tsh_run_on logs its errors */
 }
 

@@ -2,7 +2,7 @@
 /* >>uv-algorithm                              MARK: - uv-algorithm (private) */
 /* Computes which bytes a collective sends to which peer, and where received  */
 /* bytes belong. It does no I/O: >>uv-flow calls tshi_uv_bytes_at.            */
-/* Needs: >>uv-group.                                                         */
+/* Needs: >>uv-heap >>uv-group.                                               */
 /* ========================================================================== */
 
 /* The ring algorithm. Every rank sends one stream of bytes to the next rank and receives one from
@@ -412,19 +412,33 @@ static int64_t tshi_uv_summed_in_place(const tshi_uv_op *op) {
     return op->algorithm == TSHI_UV_PIECES && group->whole ? tshi_uv_length(op, group->rank) : 0;
 }
 
-/* Finds byte `offset` of the payload of op that has arrived from rank r in shared memory. */
-static tshi_uv_span tshi_uv_in_ring(const tshi_uv_op *op, int r, int64_t offset) {
-    const tshi_uv_pipe *pipe = &op->group->link[r].pipe;
+/* Finds byte `offset` of the payload of op that has arrived from rank r in shared memory: in the
+ * ring or, by reference, in that rank's heap. The casts remove const; the bytes are only read. */
+static tshi_uv_span tshi_uv_arrived(const tshi_uv_op *op, int r, int64_t offset) {
+    const tshi_uv_link *link = &op->group->link[r];
+    const tshi_uv_pipe *pipe = &link->pipe;
     const int64_t at = (pipe->payload + offset) % pipe->size;
-    /* the cast removes const; the bytes are only read */
     tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at};
+    if (!link->heard.refers) return span;
+    span.at = (char *)(uintptr_t)pipe->summed.at + (offset - pipe->summed.begin);
+    span.size = pipe->summed.end - offset;
     return span;
+}
+
+/* Returns 0 if a rank whose bytes were just read in its heap has withdrawn them. */
+static int tshi_uv_all_unchanged(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    int intact = 1;
+    for (int r = 0; r < group->size && intact; r++)
+        if (r != group->rank && group->link[r].heard.refers)
+            intact = tshi_uv_unchanged(group->world, group->ranks[r]);
+    return intact;
 }
 
 static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank r's elements. */
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
     if (r == p->op->group->rank) return p->own;
-    if (tshi_uv_summed_in_place(p->op)) return tshi_uv_in_ring(p->op, r, p->at).at;
+    if (tshi_uv_summed_in_place(p->op)) return tshi_uv_arrived(p->op, r, p->at).at;
     return tshi_uv_row(p->op, r) + p->at;
 }
 
@@ -517,22 +531,25 @@ static int64_t tshi_uv_pieces_ready(const tshi_uv_op *op, int peer, int64_t tota
 /* Sums those elements of this rank's chunk that have arrived from all ranks, and advances
  * op->ready, the bytes of the chunk that are summed. */
 static void tshi_uv_pieces_fold(tshi_uv_op *op) {
-    const int rank = op->group->rank;
+    const int rank = op->group->rank, in_place = tshi_uv_summed_in_place(op) > 0;
     int64_t row = tshi_uv_row_size(op), base = tshi_uv_sum_place(op, rank);
     /* come: bytes of this rank's chunk that have arrived from every rank; n: bytes that one turn of
      * the loop below sums */
     int64_t come = tshi_uv_length(op, rank), n = 1;
     for (int r = 0; r < op->group->size; r++)
         if (r != rank) come = tshi_uv_min(come, op->in[r].good);
+    /* the caller sends the sums on before it calls again */
+    if (in_place) come = tshi_uv_min(come, op->ready + TSHI_UV_SHM_STEP);
     for (; op->ready < come && n; op->ready += n) { /* n is 0 if no whole element has arrived */
         int64_t at = op->ready % row, most = tshi_uv_min(come - op->ready, row - at);
-        if (tshi_uv_summed_in_place(op)) {
+        if (in_place) {
             at = op->ready;
             most = come - at;
             for (int r = 0; r < op->group->size; r++)
-                if (r != rank) most = tshi_uv_min(most, tshi_uv_in_ring(op, r, at).size);
+                if (r != rank) most = tshi_uv_min(most, tshi_uv_arrived(op, r, at).size);
         }
         n = tshi_uv_sum_tile(op, rank, op->ready, most, at, base + op->ready);
+        if (in_place && !tshi_uv_all_unchanged(op)) return; /* the world has failed */
     }
 }
 

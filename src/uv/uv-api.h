@@ -29,6 +29,9 @@ typedef struct tsh_uv_desc {
                           wants that; 0: as TSHARD_ENCRYPT says, else those that are not loopback
                           are, if there is a key */
     int insecure;      /* 1: other hosts may connect without a key; 0: as TSHARD_INSECURE says */
+    int tensors;       /* 1: the tensors of tsh_uv_run's ctx are in shared memory, where ranks of
+                          this host read them (tsh_uv_allocator); negative: they are not; 0: as
+                          TSHARD_SHM says */
     double timeout;    /* seconds after which joining, or a collective without timeout_ns, fails;
                           negative: never; 0: TSHARD_TIMEOUT, else 300. Looking up the names in host
                           and bind may take longer */
@@ -49,10 +52,19 @@ typedef struct tsh_uv_desc {
  * TSH_ERR_TIMEOUT (with the list of absent ranks, or since keys differ), TSH_ERR_LOST,
  * TSH_ERR_MEMORY. */
 TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out);
+/* Returns an allocator, for tsh_desc.allocator of a ctx on this comm, whose blocks of 16 KiB and
+ * more lie in memory that the ranks of this host read: what a collective or message of 16 KiB and
+ * more sends from there is copied once, or summed where it lies, not copied into a ring and out of
+ * it. Smaller blocks come from malloc; so do all if the system has no memory for more. The
+ * allocator is for one thread, the one that uses the comm, and lives until the world is closed and
+ * all blocks are freed. Returns an empty one, which stands for malloc, if tsh_uv_desc.tensors is
+ * not wanted (tsh_uv_open), there is no shared memory, or comm is not of this backend. */
+TSH_API tsh_allocator tsh_uv_allocator(const tsh_comm *comm);
 /* Joins the world, opens a ctx by desc (NULL: all defaults; its comm is ignored), runs fn in it and
  * closes both. Returns fn's result, or 1 if fn is NULL or the world or the ctx could not be opened;
  * that error is copied to uv->error and logged by desc->logger, or by uv->logger if desc has
- * none. */
+ * none. If uv->tensors is wanted and desc has no allocator, the ctx gets that of
+ * tsh_uv_allocator. */
 TSH_API int tsh_uv_run(const tsh_uv_desc *uv, const tsh_desc *desc,
                        int (*fn)(tsh_ctx *ctx, void *user), void *user);
 TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv_desc *uv,

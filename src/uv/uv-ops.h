@@ -18,6 +18,7 @@ static tshi_uv_op *tshi_uv_op_of(tshi_uv_group *group, tsh_req req) {
 /* Waits for an operation, then frees its slot. Returns TSH_OK or the world's error. */
 static tsh_result tshi_uv_finish(tshi_uv_op *op) {
     tsh_result result = tshi_uv_wait_for(op->group, op);
+    if (result != TSH_OK) tshi_uv_withdraw(op->group->world);
     op->used = 0; /* the slot is free again */
     op->group->active--;
     return result;
@@ -47,6 +48,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     result = tshi_uv_failed(group->world);
     *done = result != TSH_OK || op->pending == 0; /* an error completes a request, too */
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
+    if (result != TSH_OK) tshi_uv_withdraw(group->world);
     return result;
 }
 
@@ -221,6 +223,7 @@ static void tshi_uv_close(tsh_comm *comm) {
     tshi_uv_group *group = tshi_uv_group_of(comm), **at;
     tsh_uv_world *world = group->world;
     char name[TSHI_UV_NAME];
+    if (group->active) tshi_uv_withdraw(world);
     if (group->active && tshi_uv_failed(world) == TSH_OK)
         tshi_uv_report_error(world, TSHI_UV_ABORT, 0, 0, TSH_ERR_LOST, world->rank,
                              "rank %d closed %s before it waited for its requests", world->rank,

@@ -276,10 +276,12 @@ static tsh_result tshi_uv_set_encrypt(const tsh_uv_desc *desc, tsh_uv_world *wor
     return has < 0 ? error->code : TSH_OK;
 }
 
-/* Sets world->shm: 1 unless TSHARD_SHM is 0. */
-static tsh_result tshi_uv_set_shm(tsh_uv_world *world, tsh_error *error) {
+/* Sets world->shm: by TSHARD_SHM, else 1; by tensors (tsh_uv_desc), whether there is a heap. */
+static tsh_result tshi_uv_set_shm(tsh_uv_world *world, int tensors, tsh_error *error) {
     world->shm = 1;
-    return tshb_env_int("TSHARD_SHM", 0, 1, &world->shm, error) < 0 ? error->code : TSH_OK;
+    if (tshb_env_int("TSHARD_SHM", 0, 2, &world->shm, error) < 0) return error->code;
+    if (world->shm && tensors) world->shm = tensors > 0 ? 2 : 1;
+    return TSH_OK;
 }
 
 /* Reads and checks all settings of the world; opens no socket. */
@@ -302,7 +304,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
         return error->code;
     if (tshi_uv_set_checksum(desc, world, error) != TSH_OK ||
         tshi_uv_set_encrypt(desc, world, error) != TSH_OK ||
-        tshi_uv_set_shm(world, error) != TSH_OK)
+        tshi_uv_set_shm(world, desc->tensors, error) != TSH_OK)
         return error->code;
     if (world->heartbeat < TSHI_UV_SECOND)
         return tsh_error_set(error, TSH_ERR_ARGUMENT, world->rank,

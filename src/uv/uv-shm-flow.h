@@ -4,8 +4,16 @@
 /* >>uv-flow does on a socket, but without checksums. A frame begins so that  */
 /* its payload is aligned to 64 bytes. With TSHI_UV_PIECES in a group that    */
 /* shares memory as a whole, data to be summed is read where it lies.         */
+/* A payload that lies in the sender's heap is sent by reference: the ring    */
+/* has references to its parts, as they become ready, and the receiver reads  */
+/* the heap. Such a frame is complete once the receiver has read everything.  */
 /* Needs: >>uv-flow.                                                          */
 /* ========================================================================== */
+
+/* A part of a payload by reference: the ring has these in place of the bytes. */
+typedef struct tshi_uv_reference {
+    int64_t at, size; /* offset in the sender's segment; bytes */
+} tshi_uv_reference;
 
 /* Returns the position at or after `at` where the next frame begins. */
 static int64_t tshi_uv_shm_next_frame(int64_t at) {
@@ -21,12 +29,16 @@ static void tshi_uv_shm_tell_sent(tshi_uv_link *link) {
     tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
 }
 
-/* Tells the peer that its ring is free up to position `taken`, once that frees a quarter of the
- * ring: not for every few bytes. */
-static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken) {
-    if (taken - *link->pipe.taken < link->pipe.size / 4) return;
+/* Tells the peer that its ring is free up to position `taken`, once that frees `least` bytes. */
+static void tshi_uv_shm_tell_taken(tshi_uv_link *link, int64_t taken, int64_t least) {
+    if (taken - *link->pipe.taken < least) return;
     TSHI_UV_PUT(link->pipe.taken, taken);
     tshi_uv_shm_wake(link->group->world, link->group->ranks[link->peer]);
+}
+
+/* Returns how many bytes of a ring are to be free before the peer is told: not every few bytes. */
+static int64_t tshi_uv_shm_some(const tshi_uv_link *link) {
+    return link->pipe.size / 4;
 }
 
 /* Returns how many bytes can be written from position pipe->wrote on (out = 1), or read from
@@ -71,6 +83,57 @@ static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
     }
 }
 
+/* Returns 1 if the payload that op sends to a peer is long, and lies in this rank's heap in parts
+ * that are not short. */
+static int tshi_uv_shm_refers(const tshi_uv_link *link, const tshi_uv_op *op,
+                              const tshi_uv_stream *s) {
+    const tsh_uv_world *world = link->group->world;
+    const tsh_coll *coll = &op->coll;
+    const int rows = coll->kind == TSH_ALLGATHER || coll->kind == TSH_REDUCE_SCATTER ||
+                     coll->kind == TSH_ALLTOALL;
+    /* where bytes are sent from; a sum by TSHI_UV_PIECES from recv, too */
+    const void *first = coll->kind == TSH_BROADCAST ? coll->recv : coll->send;
+    const void *second = coll->kind == TSH_ALLREDUCE ? coll->recv : first;
+    if (s->total < TSHI_UV_SHM_PAGE || !tshi_uv_in_heap(world, first) ||
+        !tshi_uv_in_heap(world, second))
+        return 0;
+    if (op->algorithm == TSHI_UV_RING) return 0; /* it sends from scratch, too */
+    return !rows || tshi_uv_bytes_at(op, link->peer, 0, s->total, 1).size >= TSHI_UV_SHM_PAGE;
+}
+
+/* Begins a frame: writes its header to the ring. Returns 0 if there is no room. */
+static int tshi_uv_shm_write_head(tshi_uv_link *link, const tshi_uv_op *op, tshi_uv_stream *s,
+                                  int clear) {
+    tshi_uv_pipe *pipe = &link->pipe;
+    tshi_uv_head head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, clear) : op->head;
+    pipe->wrote = tshi_uv_shm_next_frame(pipe->wrote);
+    if (!tshi_uv_shm_room(link, (int64_t)sizeof head, 1)) return 0;
+    pipe->refers = tshi_uv_shm_refers(link, op, s);
+    head.bytes = (uint64_t)s->total;
+    head.refers = (uint8_t)pipe->refers;
+    tshi_uv_shm_copy(pipe, (char *)&head, (int64_t)sizeof head, 1);
+    s->head = sizeof head;
+    return 1;
+}
+
+/* Writes a part of a payload to the ring, as far as there is room: its bytes or, by reference,
+ * where they lie. Returns how many bytes of the payload that is; 0: there is no room. */
+static int64_t tshi_uv_shm_put(tshi_uv_link *link, tshi_uv_span span) {
+    const tsh_uv_world *world = link->group->world;
+    tshi_uv_pipe *pipe = &link->pipe;
+    tshi_uv_reference part = {0, span.size};
+    const int64_t room = tshi_uv_shm_room(link, pipe->refers ? (int64_t)sizeof part : 1, 1);
+    if (!room) return 0;
+    if (pipe->refers) {
+        part.at = span.at - world->near[world->rank].base;
+        tshi_uv_shm_copy(pipe, (char *)&part, (int64_t)sizeof part, 1);
+        return span.size;
+    }
+    span.size = tshi_uv_min(span.size, tshi_uv_min(room, TSHI_UV_SHM_PIECE));
+    tshi_uv_shm_copy(pipe, span.at, span.size, 1);
+    return span.size;
+}
+
 /* Writes once to a connection in shared memory: what is ready of its first frame, as far as the
  * ring has room. Returns 0 if nothing could be written. */
 static int tshi_uv_shm_write(tshi_uv_link *link) {
@@ -78,40 +141,29 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
     tshi_uv_op *op = fifo ? tshi_uv_first(link->group, fifo) : NULL;
     tshi_uv_pipe *pipe = &link->pipe;
     tshi_uv_stream *s;
-    int64_t room, before = pipe->wrote;
+    const int64_t before = pipe->wrote;
     if (!op) return 0;
     s = fifo == &link->clears ? &op->clear : &op->out[link->peer];
-    if (s->head == 0) {
-        tshi_uv_head head = tshi_uv_for_messages(link)
-                                ? tshi_uv_message_head(op, fifo == &link->clears)
-                                : op->head;
-        head.bytes = (uint64_t)s->total;
-        pipe->wrote = before = tshi_uv_shm_next_frame(pipe->wrote);
-        if (!tshi_uv_shm_room(link, (int64_t)sizeof head, 1)) return 0;
-        tshi_uv_shm_copy(pipe, (char *)&head, (int64_t)sizeof head, 1);
-        s->head = sizeof head;
-    }
+    if (s->head == 0 && !tshi_uv_shm_write_head(link, op, s, fifo == &link->clears)) return 0;
     while (s->done < s->total) {
         tshi_uv_span span = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 1);
         if (span.size <= 0) { /* no more bytes are ready yet */
             link->want |= UV_WRITABLE;
             break;
         }
-        room = tshi_uv_shm_room(link, 1, 1);
-        if (!room) break;
-        span.size = tshi_uv_min(span.size, tshi_uv_min(room, TSHI_UV_SHM_PIECE));
-        tshi_uv_shm_copy(pipe, span.at, span.size, 1);
+        span.size = tshi_uv_shm_put(link, span);
+        if (!span.size) break;
         tshi_uv_payload_went(op, link->peer, s, (size_t)span.size);
         if (s->done < s->total) tshi_uv_shm_tell_sent(link);
     }
     s->good = s->done;
     tshi_uv_shm_tell_sent(link);
-    before = pipe->wrote - before;
-    if (s->done == s->total) { /* the frame is complete */
-        link->writing = NULL;
-        tshi_uv_frame_done(op, fifo);
-    }
-    return before != 0;
+    /* by reference: it is complete once the peer has taken everything from the ring */
+    if (s->done < s->total || (pipe->refers && !tshi_uv_shm_room(link, pipe->size, 1)))
+        return pipe->wrote != before;
+    link->writing = NULL;
+    tshi_uv_frame_done(op, fifo);
+    return 1;
 }
 
 /* Reads the header of a frame from the ring. Returns 0 if it has not arrived yet, or after an
@@ -123,31 +175,80 @@ static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     if (!tshi_uv_shm_room(link, head, 0)) return 0;
     tshi_uv_shm_copy(pipe, (char *)&link->heard, head, 0);
     pipe->payload = pipe->read;
+    memset(&pipe->summed, 0, sizeof pipe->summed);
+    memset(&pipe->copied, 0, sizeof pipe->copied);
     link->heard_done = sizeof link->heard; /* tshi_uv_check_head sets it to 0 after a clear */
     return tshi_uv_check_head(link);
+}
+
+/* Reads the next reference of a payload into *source. Returns 0 if it has not arrived, or if it is
+ * none that a rank sends: then an error is reported. */
+static int tshi_uv_shm_read_reference(tshi_uv_link *link, const tshi_uv_stream *s,
+                                      tshi_uv_source *source) {
+    const tshi_uv_near *near = &link->group->world->near[link->group->ranks[link->peer]];
+    tshi_uv_reference part;
+    if (!tshi_uv_shm_room(link, (int64_t)sizeof part, 0)) return 0;
+    tshi_uv_shm_copy(&link->pipe, (char *)&part, (int64_t)sizeof part, 0);
+    if (part.size <= 0 || part.size > s->total - s->done || part.at < TSHI_UV_SHM_SIZE ||
+        part.at > near->size - part.size) {
+        tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
+        return 0;
+    }
+    source->at = near->base + part.at;
+    source->begin = s->done;
+    source->end = s->done + part.size;
+    return 1;
+}
+
+/* Finds the next bytes of op's payload, of which `summed` bytes are summed where they lie. Size 0:
+ * they have not arrived, or those before them are not summed yet. */
+static tshi_uv_span tshi_uv_shm_next(tshi_uv_link *link, const tshi_uv_op *op,
+                                     const tshi_uv_stream *s, int64_t summed) {
+    tshi_uv_pipe *pipe = &link->pipe;
+    const int64_t offset = pipe->read % pipe->size;
+    tshi_uv_source *source = s->done < summed ? &pipe->summed : &pipe->copied;
+    /* the casts remove const; the bytes are only read */
+    tshi_uv_span span = {(char *)(uintptr_t)pipe->in + offset, 0};
+    if (!link->heard.refers) {
+        span.size = tshi_uv_min(tshi_uv_shm_room(link, 1, 0), pipe->size - offset);
+        return span;
+    }
+    if (s->done == source->end || source->end == 0) {
+        const int64_t used = tshi_uv_min(s->done, summed); /* all that is to be summed before */
+        if (op->ready < used && source == &pipe->summed) return span;
+        if (op->ready >= used) tshi_uv_shm_tell_taken(link, pipe->read, tshi_uv_shm_some(link));
+        if (!tshi_uv_shm_read_reference(link, s, source)) return span;
+    }
+    span.at = (char *)(uintptr_t)source->at + (s->done - source->begin);
+    span.size = tshi_uv_min(source->end - s->done, TSHI_UV_SHM_STEP);
+    return span;
 }
 
 /* Reads what has arrived of op's payload. */
 static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
     tshi_uv_stream *s = &op->in[link->peer];
     tshi_uv_pipe *pipe = &link->pipe;
+    const int refers = link->heard.refers;
     /* bytes of payload that are not copied, but summed where they lie */
     const int64_t summed = tshi_uv_summed_in_place(op);
     while (s->done < s->total) {
-        tshi_uv_span span = {NULL, summed - s->done};
-        const int64_t there = tshi_uv_shm_room(link, 1, 0);
-        if (!there) break;
-        if (span.size > 0) {
-            span.size = tshi_uv_min(span.size, there);
-            pipe->read += span.size;
+        tshi_uv_span from = tshi_uv_shm_next(link, op, s, summed), to;
+        if (!from.size) break;
+        if (s->done < summed) {
+            from.size = tshi_uv_min(from.size, summed - s->done);
         } else {
-            span = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 0);
-            if (span.size <= 0) break; /* scratch has no space */
-            span.size = tshi_uv_min(span.size, tshi_uv_min(there, TSHI_UV_SHM_PIECE));
-            tshi_uv_shm_copy(pipe, span.at, span.size, 0);
+            to = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 0);
+            if (to.size <= 0) break; /* scratch has no space */
+            from.size = tshi_uv_min(from.size, to.size);
+            if (!refers) from.size = tshi_uv_min(from.size, TSHI_UV_SHM_PIECE);
+            memcpy(to.at, from.at, (size_t)from.size);
+            if (refers && !tshi_uv_unchanged(link->group->world, link->group->ranks[link->peer]))
+                break; /* the world has failed */
         }
-        s->good = s->done += span.size;
-        if (op->ready >= summed) tshi_uv_shm_tell_taken(link, pipe->read);
+        if (!refers) pipe->read += from.size;
+        s->good = s->done += from.size;
+        if (!refers && op->ready >= summed)
+            tshi_uv_shm_tell_taken(link, pipe->read, tshi_uv_shm_some(link));
         if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op);
         if (op->algorithm == TSHI_UV_PIECES && !summed) tshi_uv_pieces_fold(op);
     }
@@ -160,10 +261,12 @@ static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
     const int64_t before = op->ready;
     if (before < summed) tshi_uv_pieces_fold(op);
     for (int r = 0; op->ready != before && r < group->size; r++) {
-        const tshi_uv_pipe *pipe = &group->link[r].pipe;
-        if (r != group->rank)
-            tshi_uv_shm_tell_taken(&group->link[r],
-                                   op->ready < summed ? pipe->payload + op->ready : pipe->read);
+        tshi_uv_link *link = &group->link[r];
+        const tshi_uv_pipe *pipe = &link->pipe;
+        if (r != group->rank && !link->heard.refers)
+            tshi_uv_shm_tell_taken(link,
+                                   op->ready < summed ? pipe->payload + op->ready : pipe->read,
+                                   tshi_uv_shm_some(link));
     }
 }
 
@@ -172,11 +275,11 @@ static void tshi_uv_shm_fold(tshi_uv_op *op, int64_t summed) {
 static int tshi_uv_shm_read(tshi_uv_link *link) {
     tshi_uv_op *op = link->in.used ? tshi_uv_first(link->group, &link->in) : NULL;
     tshi_uv_stream *s = op ? &op->in[link->peer] : NULL;
-    const int64_t before = link->pipe.read, ready = op ? op->ready : 0;
+    const int64_t read = link->pipe.read, done = s ? s->done : 0, ready = op ? op->ready : 0;
     int64_t summed;
     if (!link->heard_done && !tshi_uv_shm_read_head(link)) return 0;
     if (!link->heard_done) { /* the frame was a clear, without payload */
-        tshi_uv_shm_tell_taken(link, link->pipe.read);
+        tshi_uv_shm_tell_taken(link, link->pipe.read, tshi_uv_shm_some(link));
         return 2;
     }
     if (!op) return 0;
@@ -185,9 +288,11 @@ static int tshi_uv_shm_read(tshi_uv_link *link) {
     tshi_uv_shm_fold(op, summed);
     if (s->good == s->total && op->ready >= summed) {
         link->heard_done = 0; /* a header comes next */
-        tshi_uv_shm_tell_taken(link, link->pipe.read);
+        /* by reference: the sender waits until all is read */
+        tshi_uv_shm_tell_taken(link, link->pipe.read,
+                               link->heard.refers ? 1 : tshi_uv_shm_some(link));
         tshi_uv_frame_done(op, &link->in);
         return link->in.used ? 2 : 1;
     }
-    return link->pipe.read != before || op->ready != ready;
+    return link->pipe.read != read || s->done != done || op->ready != ready;
 }

@@ -39,39 +39,69 @@ extern long syscall(long number, ...); /* hidden under -std=c99, as are the func
  * F_GET_SEALS; F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW. */
 enum { TSHI_UV_MFD = 3, TSHI_UV_ADD_SEALS = 1033, TSHI_UV_GET_SEALS = 1034, TSHI_UV_SEALS = 7 };
 
-/* Allocates memory for n bytes of this rank's segment. Returns 0 if the system refuses (errno).
+/* Allocates memory for n bytes of a segment of this rank. Returns 0 if the system refuses (errno).
  * Does so in pieces, since a signal makes the system undo what it has begun. */
-static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
+static int tshi_uv_shm_reserve(int segment, int64_t offset, int64_t n) {
     const int64_t piece = 256 << 10;
     for (int64_t now; n > 0; offset += now, n -= now) {
         long failed;
         now = tshi_uv_min(n, piece);
         do {
-            failed = syscall(SYS_fallocate, (long)world->segment, 0L, (long)offset, (long)now);
+            failed = syscall(SYS_fallocate, (long)segment, 0L, (long)offset, (long)now);
         } while (failed && errno == EINTR);
         if (failed) return 0;
     }
     return 1;
 }
 
+/* Takes the memory of n bytes of a segment away again: they read as zeros. */
+static void tshi_uv_shm_release(int segment, int64_t offset, int64_t n) {
+    const long punch = 3; /* FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE */
+    (void)syscall(SYS_fallocate, (long)segment, punch, (long)offset, (long)n);
+}
+
+/* Returns 1 if a limit that getrlimit has filled in, unless it has failed, allows n bytes. */
+static int tshi_uv_shm_allowed(int failed, const struct rlimit *limit, int64_t n) {
+    return failed || limit->rlim_cur >= (rlim_t)n;
+}
+
+/* Returns the size in bytes of this rank's segment: with a heap as large as the host's memory, if
+ * that is wanted and the addresses for the heaps of all ranks can be had. */
+static int64_t tshi_uv_shm_size(tsh_uv_world *world) {
+    const int64_t page = sysconf(_SC_PAGESIZE), pages = sysconf(_SC_PHYS_PAGES);
+    int64_t size = TSHI_UV_SHM_SIZE;
+    struct rlimit file, all; /* of a file; of this process */
+    if (world->shm == 2 && page > 0 && pages > 0) size += pages * page;
+    if (size == TSHI_UV_SHM_SIZE ||
+        (tshi_uv_shm_allowed(getrlimit(RLIMIT_FSIZE, &file), &file, size) &&
+         tshi_uv_shm_allowed(getrlimit(RLIMIT_AS, &all), &all, size * world->size * 2)))
+        return size;
+    tsh_log_message(&world->logger,
+                    "rank %d has its tensors in memory of its own, as ulimit -f or -v leaves no "
+                    "space for them in shared memory",
+                    world->rank);
+    return TSHI_UV_SHM_SIZE;
+}
+
 /* Makes this rank's segment and bell. Returns 0 if the system refuses (errno). */
 static int tshi_uv_shm_create(tsh_uv_world *world) {
     tshi_uv_near *own = &world->near[world->rank];
-    struct rlimit limit;
+    struct rlimit file;
     void *base;
+    own->size = tshi_uv_shm_size(world);
     /* a file above the limit would raise SIGXFSZ */
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < (rlim_t)TSHI_UV_SHM_SIZE) {
+    if (!tshi_uv_shm_allowed(getrlimit(RLIMIT_FSIZE, &file), &file, own->size)) {
         errno = EFBIG;
         return 0;
     }
     world->segment = (int)syscall(SYS_memfd_create, "tshard", (long)TSHI_UV_MFD);
-    if (world->segment < 0 || ftruncate(world->segment, TSHI_UV_SHM_SIZE) != 0 ||
+    if (world->segment < 0 || ftruncate(world->segment, own->size) != 0 ||
         fcntl(world->segment, TSHI_UV_ADD_SEALS, (int)TSHI_UV_SEALS) != 0 ||
-        !tshi_uv_shm_reserve(world, 0, tshi_uv_shm_begin()))
+        !tshi_uv_shm_reserve(world->segment, 0, tshi_uv_shm_begin()))
         return 0;
     own->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     base = own->bell < 0 ? MAP_FAILED
-                         : mmap(NULL, TSHI_UV_SHM_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED,
+                         : mmap(NULL, (size_t)own->size, PROT_READ | PROT_WRITE, MAP_SHARED,
                                 world->segment, 0);
     if (base != MAP_FAILED) own->base = (char *)base;
     return base != MAP_FAILED;
@@ -91,27 +121,40 @@ static int tshi_uv_shm_map(tsh_uv_world *world, int rank, int fds[2]) {
     }
     errno = EINVAL;
     if (seals >= 0 && (seals & TSHI_UV_SEALS) == TSHI_UV_SEALS && fstat(fds[0], &info) == 0 &&
-        info.st_size == TSHI_UV_SHM_SIZE)
-        base = mmap(NULL, TSHI_UV_SHM_SIZE, PROT_READ, MAP_SHARED, fds[0], 0);
+        info.st_size >= TSHI_UV_SHM_SIZE)
+        base = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fds[0], 0);
     (void)tshi_uv_give_up(fds[0]); /* the mapping needs it no longer; keeps errno */
     if (base == MAP_FAILED) {
         (void)tshi_uv_give_up(fds[1]);
         return 0;
     }
     near->base = (char *)base;
+    near->size = (int64_t)info.st_size;
     near->bell = fds[1];
     return 1;
 }
 
+static void tshi_uv_shm_drop(char *base, int64_t size) { /* Unmaps a segment, or NULL. */
+    if (base) (void)munmap(base, (size_t)size);
+}
+
 static void tshi_uv_shm_unmap(tshi_uv_near *near) {
-    if (near->base) (void)munmap(near->base, TSHI_UV_SHM_SIZE);
+    tshi_uv_shm_drop(near->base, near->size);
     near->base = NULL;
     tshi_uv_close_fd(&near->bell);
 }
 #else
-static int tshi_uv_shm_reserve(const tsh_uv_world *world, int64_t offset, int64_t n) {
-    (void)world, (void)offset, (void)n;
+static int tshi_uv_shm_reserve(int segment, int64_t offset, int64_t n) {
+    (void)segment, (void)offset, (void)n;
     return 0; /* never called: this system has no segments */
+}
+
+static void tshi_uv_shm_release(int segment, int64_t offset, int64_t n) {
+    (void)segment, (void)offset, (void)n;
+}
+
+static void tshi_uv_shm_drop(char *base, int64_t size) {
+    (void)base, (void)size;
 }
 
 static int tshi_uv_shm_create(tsh_uv_world *world) {
@@ -152,12 +195,6 @@ static void tshi_uv_shm_open(tsh_uv_world *world) {
     segment->group[0].offset = (uint64_t)tshi_uv_shm_begin();
 }
 
-static void tshi_uv_shm_end(tsh_uv_world *world) { /* Unmaps all segments. */
-    for (int r = 0; world->near && r < world->size; r++) tshi_uv_shm_unmap(&world->near[r]);
-    tshi_uv_close_fd(&world->segment);
-    free(world->near);
-}
-
 /* Rings the bell of a rank of this host if its thread sleeps, once per sleep. */
 static void tshi_uv_shm_wake(tsh_uv_world *world, int rank) {
     tshi_uv_near *near = &world->near[rank];
@@ -195,7 +232,7 @@ static tshi_uv_shm_entry *tshi_uv_shm_find(const tsh_uv_world *world, int rank, 
 static int tshi_uv_shm_rows(const tsh_uv_world *world, int64_t offset, int size, int m) {
     for (int i = m; i < 2 * size; i += size) { /* row m: collectives; size + m: messages */
         int64_t at = offset + tshi_uv_shm_row(size, i);
-        if (!tshi_uv_shm_reserve(world, at, tshi_uv_shm_row(size, 1))) return 0;
+        if (!tshi_uv_shm_reserve(world->segment, at, tshi_uv_shm_row(size, 1))) return 0;
         memset(world->near[world->rank].base + at, 0, TSHI_UV_SHM_PAGE); /* clears the counters */
     }
     return 1;

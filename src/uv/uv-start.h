@@ -62,6 +62,17 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     }
 }
 
+/* Copies this rank's own part of an all-gather or all-to-all from send to recv. (In a ring
+ * tshi_uv_payload_went does.) */
+static void tshi_uv_copy_own(const tshi_uv_op *op) {
+    const tsh_coll *coll = &op->coll;
+    const int rank = op->group->rank;
+    if (op->algorithm != TSHI_UV_DIRECT) return;
+    if (coll->kind == TSH_ALLGATHER ||
+        (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] == coll->recv_counts[rank]))
+        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
+}
+
 static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from every peer. */
     const tsh_coll *coll = &op->coll;
     const int rank = op->group->rank, size = op->group->size;
@@ -72,9 +83,6 @@ static void tshi_uv_plan_direct(tshi_uv_op *op) { /* Queues frames to and from e
             "rank %d called all-to-all with send_counts[%d] = %lld and recv_counts[%d] = %lld",
             op->group->world->rank, rank, (long long)coll->send_counts[rank], rank,
             (long long)coll->recv_counts[rank]);
-    else if (coll->kind == TSH_ALLTOALL || coll->kind == TSH_ALLGATHER)
-        /* copies this rank's own part from send to recv */
-        tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
     for (int j = 1; j < size; j++) {
         /* starts with the next rank, so that not all start with rank 0 */
         int to = (rank + j) % size;
@@ -216,5 +224,6 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
     }
     (void)tshi_uv_advance(group->world); /* starts sending */
+    tshi_uv_copy_own(op);
     return TSH_OK;
 }

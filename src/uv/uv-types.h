@@ -112,7 +112,9 @@ typedef struct tshi_uv_head {
     int64_t count;          /* collective: tsh_coll.count; message: its number of elements */
     int32_t tag;            /* tag of a message; 0: a collective */
     uint8_t kind,      /* tsh_coll_kind; TSH_RECV: a "clear", which lets the peer send a message */
-        dtype, pad[6]; /* dtype: tsh_dtype of a message, 0 for a collective; pad: zeros */
+        dtype,         /* tsh_dtype of a message, 0 for a collective */
+        refers,        /* 1: in shared memory: the payload is given by reference */
+        pad[5];        /* zeros */
     uint32_t check;    /* CRC32C of all fields above; 0: the connection has no checksums */
 } tshi_uv_head;
 
@@ -189,12 +191,18 @@ typedef struct tshi_uv_fifo {
 /* Each rank has a segment of shared memory, which only it writes and which the ranks of its host
  * map read-only. It begins with a tshi_uv_shm_segment; then come, for each group, a row for each
  * connection of the rank: counters on a page of their own, and a ring, a circular buffer of bytes
- * for the peer (>>uv-shm). */
+ * for the peer (>>uv-shm). At its end is the heap (>>uv-heap), if there is one. */
 enum {
-    TSHI_UV_SHM_GROUPS = 128,    /* most groups of a rank that use shared memory */
-    TSHI_UV_SHM_PAGE = 4096,     /* size in bytes of a row's page of counters */
-    TSHI_UV_SHM_SIZE = 1 << 30,  /* bytes of a segment, most of them without memory behind them */
-    TSHI_UV_SHM_PIECE = 32 << 10 /* most bytes copied before the peer is told of them */
+    TSHI_UV_SHM_GROUPS = 128, /* most groups of a rank that use shared memory */
+    /* size in bytes of a row's page of counters, and of the heap's pages; smaller payloads are not
+     * sent by reference */
+    TSHI_UV_SHM_PAGE = 4096,
+    TSHI_UV_SHM_SIZE = 1 << 30,   /* bytes of a segment before the heap; most have no memory */
+    TSHI_UV_SHM_PIECE = 32 << 10, /* most bytes copied before the peer is told of them */
+    TSHI_UV_SHM_LEAST = 16 << 10, /* smaller blocks are not in the heap */
+    /* most bytes that are copied, or summed, out of another rank's heap before this rank looks at
+     * its other connections */
+    TSHI_UV_SHM_STEP = 128 << 10
 };
 
 /* Where the rows of one group are in a segment. All fields are atomic, and written by the segment's
@@ -208,6 +216,8 @@ typedef struct tshi_uv_shm_entry {
 typedef struct tshi_uv_shm_segment {
     uint64_t sleeps; /* atomic: odd while the owner's thread sleeps; grows with each sleep */
     char apart[56];  /* padding: gives `sleeps` a cache line of its own */
+    /* atomic: 1: the owner's world has failed: its heap may change while others read it */
+    uint64_t withdrawn;
     tshi_uv_shm_entry group[TSHI_UV_SHM_GROUPS]; /* [0]: entry of the world's group */
     /* [r]: atomic: 1: the owner has mapped the segment of world rank r, and has rows for it */
     unsigned char near[TSHI_UV_RANKS];
@@ -216,9 +226,18 @@ typedef struct tshi_uv_shm_segment {
 /* What this rank knows of the segment of a rank of this host, or of its own. */
 typedef struct tshi_uv_near {
     char *base;    /* where the segment is mapped; NULL: it is not */
+    int64_t size;  /* its bytes, the heap included */
     int bell;      /* eventfd that wakes the rank's thread; -1: none */
     uint64_t rung; /* the value of `sleeps` for which this rank rang the bell last */
 } tshi_uv_near;
+
+/* The bytes [begin, end) of a payload by reference, where this rank reads them. */
+typedef struct tshi_uv_source {
+    const char *at;
+    int64_t begin, end;
+} tshi_uv_source;
+
+typedef struct tshi_uv_heap tshi_uv_heap; /* >>uv-heap */
 
 /* The two rings of a data connection in shared memory. Positions count the bytes of a ring since
  * its beginning; byte n is at offset n % size. */
@@ -234,6 +253,9 @@ typedef struct tshi_uv_pipe {
     int64_t seen_sent, seen_taken;         /* peer_sent and peer_taken as read last */
     int64_t wrote, read;                   /* positions of the next byte to write, and to read */
     int64_t payload; /* position at which the payload of the frame that is being read begins */
+    int refers;      /* 1: the payload of the frame that is being written is sent by reference */
+    /* of the frame being read, if by reference: what is summed where it lies; what is copied */
+    tshi_uv_source summed, copied;
 } tshi_uv_pipe;
 
 /* A data connection to one peer of a group. A pair of ranks has two, one for collectives and one
@@ -534,7 +556,8 @@ struct tsh_uv_world {
     int rank, size, spins;
     int64_t timeout, heartbeat; /* TSHARD_TIMEOUT and TSHARD_HEARTBEAT, in ns */
     int64_t notice;             /* tsh_uv_desc.notice, in ns */
-    int shm;                    /* 1: shared memory is used within a host (TSHARD_SHM) */
+    /* 0: no shared memory (TSHARD_SHM); 1: within a host; 2: with a heap for tensors, too */
+    int shm;
     int checksum; /* checksums on data connections: 1: on all, -1: on none, 0: if not loopback */
     int encrypt;  /* encrypted connections: 1: all, -1: none, 0: with a key, those not loopback */
     int crc_wide; /* 1: CRC32C is computed by the processor's instruction for it */
@@ -552,6 +575,7 @@ struct tsh_uv_world {
      * then by the caller's thread */
     tshi_uv_near *near;
     int segment;                       /* descriptor of this rank's own segment, -1: none */
+    tshi_uv_heap *heap;                /* NULL: none */
     int shm_sizes[TSHI_UV_SHM_GROUPS]; /* [i]: ranks of the group of that segment's entry i */
 
     /* The fields below are used by the caller's thread. */

@@ -149,7 +149,7 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     int local = 1;                        /* number of ranks on this host */
     for (int r = 0; r < group->size; r++) /* link[r]: the connection for collectives */
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
-    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 400; /* polls before a sleep */
+    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 2000; /* polls before a sleep */
 }
 
 /* Callback when another rank rings this one's bell, which ends its sleep. Empties the bell. */
@@ -202,6 +202,7 @@ static tsh_result tshi_uv_join(tsh_uv_world *world, tsh_comm *out, tsh_error *er
                                  "rank %d: no memory for its world", world->rank);
     opened = result == TSH_OK && tshi_uv_open_loops(world, error) == TSH_OK;
     if (opened) tshi_uv_shm_open(world);
+    if (opened && world->near[world->rank].base) tshi_uv_heap_open(world);
     if (!opened || tshi_uv_start_control(world, error) != TSH_OK) {
         tshi_uv_group_free(world->world_group);
         tshi_uv_close_fd(&world->listener);
@@ -281,6 +282,14 @@ TSH_API tsh_result tsh_uv_open(const tsh_uv_desc *desc, tsh_comm *out) {
     return error.code;
 }
 
+TSH_API tsh_allocator tsh_uv_allocator(const tsh_comm *comm) {
+    tsh_allocator allocator = {NULL, NULL}; /* malloc */
+    if (comm && comm->impl && comm->ops == &tshi_uv_ops)
+        allocator.user = tshi_uv_group_of(comm)->world->heap;
+    if (allocator.user) allocator.allocate = tshi_uv_heap_allocate;
+    return allocator;
+}
+
 TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv_desc *uv,
                              const tsh_desc *desc, int (*fn)(tsh_ctx *ctx, void *user),
                              void *user) {
@@ -302,6 +311,7 @@ TSH_API int tsh_uv_run_built(int version, size_t real, size_t size, const tsh_uv
         (void)tsh_error_set(&error, TSH_ERR_ARGUMENT, -1, "fn is NULL");
     tshi_uv_not_open(join.error, &with.logger, "tsh_uv_run", &error);
     if (error.code != TSH_OK) return 1;
+    if (!with.allocator.allocate) with.allocator = tsh_uv_allocator(&comm);
     return tsh_run_on(&comm, &with, fn, user, join.error); /* tsh_run_on logs its errors */
 }
 

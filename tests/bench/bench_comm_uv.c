@@ -1,5 +1,6 @@
 /* Collectives between processes of one host, one per rank, in shared memory or, with TSHARD_SHM=0,
- * over TCP on 127.0.0.1: bench_comm_uv RANKS, then the commands of ranks_bench.h. */
+ * over TCP on 127.0.0.1: bench_comm_uv RANKS, then the commands of ranks_bench.h. Buffers are as
+ * tensors: with TSHARD_SHM=2 in shared memory, too. */
 #define TSHARD_IMPLEMENTATION
 #include "../../backends/tshard_uv.h"
 #include "ranks_bench.h"
@@ -48,6 +49,8 @@ static int rank_main(bench *b, void *user) {
     }
     b->call = bench_tshard_call;
     b->user = &comm;
+    b->allocate = tsh_uv_allocator(&comm).allocate;
+    b->memory = tsh_uv_allocator(&comm).user;
     failed = bench_serve(b);
     tsh_comm_close(&comm);
     return failed;

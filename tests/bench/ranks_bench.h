@@ -2,12 +2,14 @@
  *
  * Such a program starts its ranks, then answers commands, one line each, until its input ends:
  *
- *     allreduce|allgather|reduce_scatter BYTES CALLS
+ *     allreduce|allgather|reduce_scatter|new BYTES CALLS
  *
- * BYTES is the whole f32 buffer: what an all-gather fills and a reduce-scatter is given, at least
- * one element per rank. The answer is microseconds per call, of the slowest rank; with CALLS 0 it
- * says whether the result is "right" or "wrong". After "failed" the program ends. Between commands
- * every rank sleeps in read(), so that programs which are compared take turns within milliseconds.
+ * `new` is an all-reduce of what the rank has just written: it copies the values to its buffer
+ * before each call, as a layer computes them. BYTES is the whole f32 buffer: what an all-gather
+ * fills and a reduce-scatter is given, at least one element per rank. The answer is microseconds
+ * per call, of the slowest rank; with CALLS 0 it says whether the result is "right" or "wrong".
+ * After "failed" the program ends. Between commands every rank sleeps in read(), so that programs
+ * which are compared take turns within milliseconds.
  */
 #ifndef TSHARD_TESTS_RANKS_BENCH_H
 #define TSHARD_TESTS_RANKS_BENCH_H
@@ -19,7 +21,7 @@
 #include <time.h>     /* clock_gettime */
 #include <unistd.h>   /* alarm, fork, pipe, read, write */
 
-enum { BENCH_ALLREDUCE, BENCH_ALLGATHER, BENCH_REDUCE_SCATTER, BENCH_KINDS };
+enum { BENCH_ALLREDUCE, BENCH_ALLGATHER, BENCH_REDUCE_SCATTER, BENCH_NEW, BENCH_KINDS };
 enum { BENCH_RANKS = 64, BENCH_LINE = 64, BENCH_SECONDS = 60 };
 
 /* One rank. */
@@ -31,7 +33,10 @@ typedef struct bench {
      * In an all-reduce send is recv; send may be overwritten. */
     const float *(*call)(struct bench *b, int kind, float *send, float *recv, long count);
     void *user;
-    long bytes; /* of each buffer */
+    /* Allocates and frees buffers, as tsh_allocator_fn does; NULL: malloc and free. */
+    void *(*allocate)(void *ptr, size_t old_size, size_t new_size, size_t align, void *memory);
+    void *memory; /* of allocate */
+    long bytes;   /* of each buffer */
     float *send, *recv;
     float shared[BENCH_RANKS]; /* what ranks tell each other */
 } bench;
@@ -42,12 +47,19 @@ static inline double bench_now_us(void) {
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
+/* Frees a buffer, or NULL, and allocates one of other size, 0: none. */
+static inline float *bench_buffer(bench *b, float *old, long bytes) {
+    if (b->allocate && old) (void)b->allocate(old, (size_t)b->bytes, 0, 64, b->memory);
+    if (!b->allocate) free(old);
+    if (!bytes) return NULL;
+    return (float *)(b->allocate ? b->allocate(NULL, 0, (size_t)bytes, 64, b->memory)
+                                 : malloc((size_t)bytes));
+}
+
 static inline int bench_room(bench *b, long bytes) {
     if (bytes <= b->bytes) return 1;
-    free(b->send);
-    free(b->recv);
-    b->send = (float *)malloc((size_t)bytes);
-    b->recv = (float *)malloc((size_t)bytes);
+    b->send = bench_buffer(b, b->send, bytes);
+    b->recv = bench_buffer(b, b->recv, bytes);
     b->bytes = b->send && b->recv ? bytes : 0;
     if (b->send) memset(b->send, 0, (size_t)b->bytes); /* pages are there before the clock runs */
     if (b->recv) memset(b->recv, 0, (size_t)b->bytes);
@@ -55,6 +67,8 @@ static inline int bench_room(bench *b, long bytes) {
 }
 
 static inline int bench_call(bench *b, int kind, long count) {
+    if (kind == BENCH_NEW) memcpy(b->recv, b->send, (size_t)count * sizeof(float));
+    if (kind == BENCH_NEW) kind = BENCH_ALLREDUCE;
     return b->call(b, kind, kind == BENCH_ALLREDUCE ? b->recv : b->send, b->recv, count) != NULL;
 }
 
@@ -112,7 +126,8 @@ static inline int bench_check(bench *b, int kind, long count, int *right) {
 
 /* Obeys one line; 0 after a failure. */
 static inline int bench_obey(bench *b, const char *line) {
-    static const char *const names[BENCH_KINDS] = {"allreduce", "allgather", "reduce_scatter"};
+    static const char *const names[BENCH_KINDS] = {"allreduce", "allgather", "reduce_scatter",
+                                                   "new"};
     char name[16] = "";
     long bytes = 0, calls = 0, count;
     double us = 0;
@@ -169,8 +184,8 @@ static inline int bench_serve(bench *b) {
         (void)alarm(0);
     }
     bench_hang_up(b);
-    free(b->send);
-    free(b->recv);
+    b->send = bench_buffer(b, b->send, 0);
+    b->recv = bench_buffer(b, b->recv, 0);
     (void)alarm(BENCH_SECONDS); /* leaving takes no longer either */
     return !ok;
 }

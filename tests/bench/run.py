@@ -371,12 +371,14 @@ def comm_tcp(args):
 
 
 def comm_shm(args):
-    """Collectives between processes that share memory, against threads, gloo and Open MPI's."""
+    """Collectives between processes whose buffers are in shared memory, as tensors may be, against
+    threads, gloo and Open MPI's."""
     ours = args.programs["bench_comm_uv"]
     programs = [("ours", ours), ("threads", args.programs["bench_comm_threads"]),
                 ("gloo", args.programs["peer_gloo"])]
     for parts, ranks in ((2, "2"), (1, "4")) if ours else ():
-        commands = [(who, [program, ranks]) for who, program in programs if program]
+        commands = [(who, ["env", "TSHARD_SHM=2", program, ranks])
+                    for who, program in programs if program]
         commands += mpi(args, "openmpi_shm", ranks, "--mca", "btl", "self,vader")
         yield from turns_of(share(args, parts), "shm", ranks,
                             ["allreduce", "allgather", "reduce_scatter"], 64 * MIB, commands)

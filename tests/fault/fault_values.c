@@ -68,7 +68,7 @@ static void big_fill(float *x, int64_t n, int rank) {
 /* Two ranks, one buffer each; sums of small integers are exact. */
 static void big_rank(job *j) {
     int64_t n = *(const int64_t *)j->user, wrong = 0, counts[2];
-    float *x = (float *)malloc((size_t)n * sizeof *x);
+    float *x = (float *)job_take(j, (size_t)n * sizeof *x);
     CHECK(x != NULL);
     if (!x) return;
     big_fill(x, n, j->rank);
@@ -91,7 +91,7 @@ static void big_rank(job *j) {
     for (int64_t i = 0; i < n; i++) wrong += x[i] != big_element(i > 0, i);
     CHECK(wrong == 0);
     j->figure[0] = 4;
-    free(x);
+    job_give(j, x);
 }
 
 static double available_gib(void) {
@@ -211,7 +211,7 @@ typedef struct repeats {
 static void repeat_rank(job *j) {
     const repeats *p = (const repeats *)j->user;
     size_t bytes = (size_t)p->count * sizeof(float);
-    float *start = (float *)filled(TSH_F32, j->rank, p->count), *x = (float *)malloc(bytes);
+    float *start = (float *)filled(j, TSH_F32, j->rank, p->count), *x = (float *)job_take(j, bytes);
     for (int i = 0; i < p->times && !j->failure[0]; i++) {
         uint64_t hash;
         memcpy(x, start, bytes);
@@ -220,8 +220,8 @@ static void repeat_rank(job *j) {
         if (i == 0) j->hash = hash;
         CHECK(hash == j->hash);
     }
-    free(start);
-    free(x);
+    job_give(j, start);
+    job_give(j, x);
 }
 
 static void repeat_row(int64_t count, int times) {

@@ -1,5 +1,5 @@
-/* Shared memory between ranks of one host: who uses it, that its bits are those of TCP, and that it
- * gives back what it took. */
+/* Shared memory between ranks of one host: who uses it, that its bits are those of TCP, that it
+ * gives back what it took; and the heap for tensors, from which ranks read by reference. */
 #define _GNU_SOURCE /* unshare */
 #define TSHARD_IMPLEMENTATION
 #include "../../tshard.h"
@@ -62,12 +62,20 @@ static void set_values(float *x, int64_t n, int rank, tsh_dtype dtype) {
     }
 }
 
+/* Bit r: the payload that came from rank r last, by a collective, was given by reference. */
+static uint64_t referring(const tsh_comm *comm) {
+    const tshi_uv_group *group = (const tshi_uv_group *)comm->impl;
+    uint64_t bits = 0;
+    for (int r = 0; r < group->size; r++) bits |= (uint64_t)group->link[r].heard.refers << r;
+    return bits;
+}
+
 /* Hashes of what collectives and messages give, of many sizes: from one header to several rings. */
 static void bits_rank(job *j) {
     static const int64_t sizes[] = {0, 1, 3, 500, 5003, 70001, 600007};
     enum { LONGEST = 600007 };
     const int next = (j->rank + 1) % j->ranks, prev = (j->rank + j->ranks - 1) % j->ranks;
-    float *x = (float *)calloc(2 * MOST * LONGEST, sizeof *x), *y = x + MOST * LONGEST;
+    float *x = (float *)job_take(j, 2 * MOST * LONGEST * sizeof *x), *y = x + MOST * LONGEST;
     tsh_comm half;
     CHECK(tsh_comm_split(&j->comm, j->rank % 2, 0, &half) == TSH_OK);
     j->figure[0] = sharing(j, &j->comm);
@@ -87,6 +95,7 @@ static void bits_rank(job *j) {
         }
         set_values(x, all, j->rank, TSH_F32);
         CHECK(tsh_allgather(&j->comm, x, y, counts, 1, TSH_F32) == TSH_OK);
+        j->figure[2] = referring(&j->comm);
         CHECK(tsh_broadcast(&j->comm, y, n, TSH_F32, 1) == TSH_OK);
         CHECK(tsh_sendrecv(&j->comm, y, n, next, x, n, prev, TSH_F32) == TSH_OK);
         CHECK(tsh_allreduce(&half, x, n, TSH_F32, TSH_SUM) == TSH_OK);
@@ -94,14 +103,15 @@ static void bits_rank(job *j) {
         job_hash(j, y, all, TSH_F32);
     }
     tsh_comm_close(&half);
-    free(x);
+    job_give(j, x);
 }
 
-enum { CHECKED = 1 << MOST, ENCRYPTED = 2 << MOST }; /* what is sent over TCP */
+/* How what is sent over TCP is protected; HEAP << r: rank r has a heap. */
+enum { CHECKED = 1 << MOST, ENCRYPTED = 2 << MOST, HEAP = 4 << MOST };
 
 static void without(job *j, tsh_uv_desc *uv) { /* TCP for some ranks, by bits */
     const int bits = *(const int *)j->user;
-    (void)uv;
+    uv->tensors = bits & HEAP << j->rank ? 1 : -1;
     if (bits >> j->rank & 1) (void)setenv("TSHARD_SHM", "0", 1);
     if (bits & CHECKED) (void)setenv("TSHARD_CHECKSUM", "1", 1);
     if (bits & ENCRYPTED) (void)setenv("TSHARD_ENCRYPT", "1", 1);
@@ -118,7 +128,10 @@ static uint64_t range_of(int r, uint64_t shares) {
 }
 
 static void test_bits(void **state) {
-    static const int tcp[] = {15, 0, 4, 8, 3, CHECKED + 2, ENCRYPTED + 2}; /* 15: all, 0: none */
+    /* bits of ranks that use TCP only, 15: all, 0: none; and what else `without` sets */
+    static const int tcp[] = {
+        15,           0, 4, 8, 3, CHECKED + 2, ENCRYPTED + 2, HEAP * 15, HEAP * 5, HEAP * 15 + 4,
+        HEAP * 15 + 3};
     uint64_t hash[MOST] = {0};
     (void)state;
     for (int ranks = 2; ranks <= MOST; ranks++) {
@@ -132,6 +145,8 @@ static void test_bits(void **state) {
                 uint64_t mine = shares >> r & 1 ? shares & ~((uint64_t)1 << r) : 0;
                 if (i == 0) hash[r] = w.jobs[r].hash;
                 assert_int_equal(w.jobs[r].hash, hash[r]);
+                if (HAS_SHM && shares == every)
+                    assert_int_equal(w.jobs[r].figure[2], mine & (uint64_t)(tcp[i] / HEAP));
                 if (shares == every) mine |= 256;
                 assert_int_equal(w.jobs[r].figure[0], HAS_SHM ? mine : 0);
                 assert_int_equal(w.jobs[r].figure[1],
@@ -153,7 +168,8 @@ static void lone_rank(job *j) {
 static int logged; /* in a rank: lines of the log */
 static void count_line(const char *line, void *user) {
     (void)user;
-    logged += strstr(line, "uses TCP within its host") != NULL;
+    logged += strstr(line, "uses TCP within its host") != NULL ||
+              strstr(line, "has its tensors") != NULL;
 }
 
 /* Rank 1 is of another user: 0; may have no file of a segment's size: 1. */
@@ -216,8 +232,171 @@ static void test_groups(void **state) {
     world_free(&w);
 }
 
+/* ---- the heap ---- */
+
+static void with_heap(job *j, tsh_uv_desc *uv) {
+    (void)j;
+    uv->tensors = 1;
+}
+
+/* Random calls on the world and on groups, messages, many at once. */
+static void test_soak(void **state) {
+    static const soak_plan plan = {11, 150, 0};
+    (void)state;
+    for (int ranks = 2; ranks <= MOST; ranks++) {
+        world_desc desc = world_over_tcp(ranks, soak_rank, &plan, 100);
+        world w;
+        desc.prepare = with_heap;
+        run(&w, &desc);
+        for (int r = 0; r < ranks; r++) assert_int_equal(w.jobs[r].steps, plan.rounds);
+        world_free(&w);
+    }
+}
+
+enum { HELD = 40 }; /* blocks at once */
+
+/* Fills a block with what only it has, or checks that it still has that. */
+static int marked(unsigned char *block, size_t n, int i, int fill) {
+    for (size_t at = 0; at < n; at += at + 1000 < n ? 999 : 1) {
+        if (fill) block[at] = (unsigned char)(i * 31 + (int)(at % 251));
+        if (block[at] != (unsigned char)(i * 31 + (int)(at % 251))) return 0;
+    }
+    return 1;
+}
+
+/* Allocates, resizes and frees at random: no block changes another, and all memory comes back. */
+static void allocating_rank(job *j) {
+    const tshi_uv_group *group = (const tshi_uv_group *)j->comm.impl;
+    const tshi_uv_heap *heap = group->world->heap;
+    const tsh_allocator a = j->memory;
+    unsigned char *block[HELD] = {NULL};
+    size_t size[HELD] = {0};
+    const uint64_t before = blocks(&j->comm);
+    int inside = 0;
+    CHECK(!a.allocate == !HAS_SHM && !heap == !HAS_SHM);
+    if (!heap) return;
+    for (int i = 0; i < 4000; i++) {
+        const uint64_t draw = mix((uint64_t)i);
+        const int b = (int)(draw % HELD);
+        const size_t n = draw >> 8 & 1 ? (size_t)(mix(draw) % (draw >> 9 & 1 ? 3000000 : 30000))
+                                       : 0;
+        unsigned char *now = (unsigned char *)a.allocate(block[b], size[b], n, 64, a.user);
+        CHECK(!now == !n && (uintptr_t)now % 64 == 0);
+        CHECK(!n || marked(now, n < size[b] ? n : size[b], b, 0) || n < size[b]);
+        CHECK(!n || tshi_uv_in_heap(group->world, now) == (n >= 16384));
+        inside += n >= 16384;
+        block[b] = now;
+        size[b] = n;
+        if (n) CHECK(marked(now, n, b, 1));
+        for (int k = 0; k < HELD; k++) CHECK(!size[k] || marked(block[k], size[k], k, 0));
+    }
+    for (int b = 0; b < HELD; b++) (void)a.allocate(block[b], size[b], 0, 64, a.user);
+    CHECK(inside > 1000 && heap->extents == 1 && heap->blocks == 0);
+    CHECK(blocks(&j->comm) == before);
+}
+
+static void test_allocator(void **state) {
+    world_desc desc = world_over_tcp(2, allocating_rank, NULL, 60);
+    world w;
+    (void)state;
+    desc.prepare = with_heap;
+    run(&w, &desc);
+    world_free(&w);
+}
+
+/* Rank 0 gets an error, here by hand, after which its caller may change the buffer: rank 1 must not
+ * return what it reads there then, neither by a sum, nor by a copy. */
+static void withdrawn_rank(job *j) {
+    enum { N = 100000 };
+    const tshi_uv_group *group = (const tshi_uv_group *)j->comm.impl;
+    float *x = (float *)job_take(j, 3 * N * sizeof *x);
+    tsh_coll coll = tsh_coll_make(*(const int *)j->user ? TSH_ALLREDUCE : TSH_ALLGATHER, TSH_F32);
+    const int64_t counts[2] = {N, N};
+    tsh_req req;
+    if (!HAS_SHM) return;
+    coll.send = x;
+    coll.recv = x + N;
+    coll.count = coll.kind == TSH_ALLREDUCE ? N : 0;
+    coll.recv_counts = coll.kind == TSH_ALLREDUCE ? NULL : counts;
+    coll.blocks = 1;
+    coll.timeout_ns = 300 * INT64_C(1000000);
+    CHECK(tshi_uv_in_heap(group->world, x));
+    if (j->rank == 0) tshi_uv_withdraw(group->world);
+    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+    CHECK(tsh_start(&j->comm, &coll, &req) == TSH_OK);
+    CHECK(tsh_wait(&j->comm, req) == TSH_ERR_TIMEOUT);
+    job_give(j, x);
+}
+
+static void test_withdrawn(void **state) {
+    (void)state;
+    for (int sums = 0; sums < 2; sums++) {
+        world_desc desc = world_over_tcp(2, withdrawn_rank, &sums, 30);
+        world w;
+        desc.prepare = with_heap;
+        run(&w, &desc);
+        world_free(&w);
+    }
+}
+
+/* A rank whose files are limited has no heap, and says so once; everything else works. */
+static void little_prepare(job *j, tsh_uv_desc *uv) {
+    const struct rlimit limit = {(rlim_t)1 << 30, (rlim_t)1 << 30}; /* a segment without heap */
+    uv->logger.log = count_line;
+    uv->tensors = 1;
+    if (j->rank == 1) CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+}
+
+static void little_rank(job *j) {
+    lone_rank(j);
+    CHECK(!j->memory.allocate == !(HAS_SHM && j->rank == 0));
+    CHECK(logged == (HAS_SHM && j->rank == 1));
+}
+
+static void test_little(void **state) {
+    world_desc desc = world_over_tcp(2, little_rank, NULL, 30);
+    world w;
+    (void)state;
+    desc.prepare = little_prepare;
+    run(&w, &desc);
+    for (int r = 0; r < 2; r++) assert_int_equal(w.jobs[r].figure[0] >> 8, HAS_SHM);
+    world_free(&w);
+}
+
+/* A ctx of tsh_uv_run has its tensors there; it frees some memory after its comms are closed. */
+static int tensors_main(tsh_ctx *ctx, void *user) {
+    const tshi_uv_group *group = (const tshi_uv_group *)tsh_world(ctx)->impl;
+    tsh_tensor *t = tsh_randn(ctx, tsh_shape2(100, 100));
+    *(int *)user = tshi_uv_in_heap(group->world, tsh_data(ctx, t));
+    return tsh_last_error(ctx)->code != TSH_OK;
+}
+
+static void tensors_rank(job *j) {
+    tsh_uv_desc uv = job_desc(j);
+    tsh_desc desc;
+    int inside = 0;
+    memset(&desc, 0, sizeof desc);
+    uv.tensors = *(const int *)j->user;
+    CHECK(tsh_uv_run(&uv, &desc, tensors_main, &inside) == 0);
+    CHECK(inside == (HAS_SHM && uv.tensors > 0));
+}
+
+static void test_tensors(void **state) {
+    (void)state;
+    for (int how = -1; how < 2; how += 2) {
+        world_desc desc = world_over_tcp(2, tensors_rank, &how, 30);
+        world w;
+        desc.by_itself = 1;
+        run(&w, &desc);
+        world_free(&w);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_others),
-                                       cmocka_unit_test(test_groups)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bits),      cmocka_unit_test(test_others),
+        cmocka_unit_test(test_groups),    cmocka_unit_test(test_soak),
+        cmocka_unit_test(test_allocator), cmocka_unit_test(test_withdrawn),
+        cmocka_unit_test(test_little),    cmocka_unit_test(test_tensors)};
     return cmocka_run_group_tests_name("fault/shm", tests, NULL, NULL);
 }

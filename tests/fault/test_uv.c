@@ -62,7 +62,7 @@ static void short_sizes_rank(job *j) {
         grid_reduce_scatter(j, c);
     }
     for (int i = 0; i < 4; i++) {
-        x[i] = (uint16_t *)filled(TSH_BF16, j->rank, 60000 + i);
+        x[i] = (uint16_t *)filled(j, TSH_BF16, j->rank, 60000 + i);
         CHECK(tsh_allreduce_start(&j->comm, x[i], 60000 + i, TSH_BF16, TSH_SUM, &req[i]) == TSH_OK);
     }
     for (int n = 0; n < 4; n++) CHECK(tsh_wait(&j->comm, req[(n + j->rank) % 4]) == TSH_OK);
@@ -72,7 +72,7 @@ static void short_sizes_rank(job *j) {
             wrong += !same(TSH_BF16, x[i], e,
                            ordered(TSH_BF16, TSH_SUM, j->ranks, (int)(e / chunk), e));
         CHECK(wrong == 0);
-        free(x[i]);
+        job_give(j, x[i]);
     }
 }
 
@@ -896,7 +896,7 @@ static void test_variables(void **state) {
         {"TSHARD_HEARTBEAT", seconds, all, {"10s", ".5", "0,5", "1000000001"}},
         {"TSHARD_CHECKSUM", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_ENCRYPT", "0 or 1", all, {"no", "false", "off", "2"}},
-        {"TSHARD_SHM", "0 or 1", all, {"no", "false", "off", "2"}},
+        {"TSHARD_SHM", "a whole number from 0 to 2", all, {"no", "false", "off", "3"}},
         {"TSHARD_INSECURE", "0 or 1", all, {"no", "false", "off", "2"}},
         {"TSHARD_INSECURE", "0 or 1", first, {"yes", "true", "11", "1 0"}},
     };

@@ -105,9 +105,9 @@ static int same(tsh_dtype dtype, const void *buffer, int64_t i, number expected)
     return memcmp((const char *)buffer + (size_t)i * width, &expected, width) == 0;
 }
 
-static void *filled(tsh_dtype dtype, int rank, int64_t n) {
+static void *filled(const job *j, tsh_dtype dtype, int rank, int64_t n) {
     size_t width = tsh_dtype_size(dtype);
-    char *p = (char *)malloc((size_t)n * width + 1);
+    char *p = (char *)job_take(j, (size_t)n * width);
     for (int64_t i = 0; p && i < n; i++) {
         number v = element(dtype, rank, i);
         memcpy(p + (size_t)i * width, &v, width);
@@ -149,8 +149,8 @@ typedef struct grid_case {
 
 static void grid_allreduce(job *j, grid_case c) {
     tsh_coll coll = tsh_coll_make(TSH_ALLREDUCE, c.dtype);
-    void *send = filled(c.dtype, j->rank, c.count);
-    void *recv = c.in_place ? send : filled(c.dtype, 99, c.count);
+    void *send = filled(j, c.dtype, j->rank, c.count);
+    void *recv = c.in_place ? send : filled(j, c.dtype, 99, c.count);
     int64_t chunk = (c.count + j->ranks - 1) / j->ranks, wrong = 0;
     tsh_req req;
     coll.send = send;
@@ -163,8 +163,8 @@ static void grid_allreduce(job *j, grid_case c) {
         wrong += !same(c.dtype, recv, i, ordered(c.dtype, c.op, j->ranks, (int)(i / chunk), i));
     CHECK(wrong == 0);
     job_hash(j, recv, c.count, c.dtype);
-    if (recv != send) free(recv);
-    free(send);
+    if (recv != send) job_give(j, recv);
+    job_give(j, send);
 }
 
 /* Uneven, some empty. */
@@ -178,8 +178,8 @@ static void grid_reduce_scatter(job *j, grid_case c) {
     grid_counts(j->ranks, c.count, counts);
     whole = total(counts, j->ranks);
     before = total(counts, j->rank);
-    send = filled(c.dtype, j->rank, whole * c.blocks);
-    recv = filled(c.dtype, 99, counts[j->rank] * c.blocks);
+    send = filled(j, c.dtype, j->rank, whole * c.blocks);
+    recv = filled(j, c.dtype, 99, counts[j->rank] * c.blocks);
     CHECK(tsh_reduce_scatter(&j->comm, send, recv, counts, c.blocks, c.dtype, c.op) == TSH_OK);
     for (int64_t b = 0; b < c.blocks; b++)
         for (int64_t i = 0; i < counts[j->rank]; i++)
@@ -187,8 +187,8 @@ static void grid_reduce_scatter(job *j, grid_case c) {
                            ordered(c.dtype, c.op, j->ranks, j->rank, b * whole + before + i));
     CHECK(wrong == 0);
     job_hash(j, recv, counts[j->rank] * c.blocks, c.dtype);
-    free(send);
-    free(recv);
+    job_give(j, send);
+    job_give(j, recv);
 }
 
 static void grid_allgather(job *j, grid_case c) {
@@ -198,8 +198,8 @@ static void grid_allgather(job *j, grid_case c) {
     int in_place = c.in_place && c.blocks == 1;
     grid_counts(j->ranks, c.count, counts);
     whole = total(counts, j->ranks);
-    send = (char *)filled(c.dtype, j->rank, counts[j->rank] * c.blocks);
-    recv = (char *)filled(c.dtype, 99, whole * c.blocks);
+    send = (char *)filled(j, c.dtype, j->rank, counts[j->rank] * c.blocks);
+    recv = (char *)filled(j, c.dtype, 99, whole * c.blocks);
     if (in_place)
         memcpy(recv + (size_t)total(counts, j->rank) * width, send,
                (size_t)counts[j->rank] * width);
@@ -212,8 +212,8 @@ static void grid_allgather(job *j, grid_case c) {
                                element(c.dtype, r, b * counts[r] + i));
     CHECK(wrong == 0);
     job_hash(j, recv, whole * c.blocks, c.dtype);
-    free(send);
-    free(recv);
+    job_give(j, send);
+    job_give(j, recv);
 }
 
 static int64_t alltoall_count(int64_t count, int from, int to) {
@@ -228,8 +228,8 @@ static void grid_alltoall(job *j, grid_case c) {
         in[r] = alltoall_count(c.count, r, j->rank);
     }
     row = total(in, j->ranks);
-    send = filled(c.dtype, j->rank, total(out, j->ranks) * c.blocks);
-    recv = filled(c.dtype, 99, row * c.blocks);
+    send = filled(j, c.dtype, j->rank, total(out, j->ranks) * c.blocks);
+    recv = filled(j, c.dtype, 99, row * c.blocks);
     CHECK(tsh_alltoall(&j->comm, send, out, recv, in, c.blocks, c.dtype) == TSH_OK);
     for (int r = 0; r < j->ranks; r++) {
         for (int m = 0; m < j->ranks; m++) its[m] = alltoall_count(c.count, r, m);
@@ -241,20 +241,20 @@ static void grid_alltoall(job *j, grid_case c) {
     }
     CHECK(wrong == 0);
     job_hash(j, recv, row * c.blocks, c.dtype);
-    free(send);
-    free(recv);
+    job_give(j, send);
+    job_give(j, recv);
 }
 
 static void grid_broadcast(job *j, grid_case c) {
     int root = (int)(c.count + c.blocks) % j->ranks;
-    void *buffer = filled(c.dtype, j->rank, c.count);
+    void *buffer = filled(j, c.dtype, j->rank, c.count);
     int64_t wrong = 0;
     CHECK(tsh_broadcast(&j->comm, buffer, c.count, c.dtype, root) == TSH_OK);
     for (int64_t i = 0; i < c.count; i++)
         wrong += !same(c.dtype, buffer, i, element(c.dtype, root, i));
     CHECK(wrong == 0);
     job_hash(j, buffer, c.count, c.dtype);
-    free(buffer);
+    job_give(j, buffer);
 }
 
 /* Round the ring; then between neighbours 0-1, 2-3, ... with send and recv. */
@@ -262,7 +262,7 @@ static void grid_pairwise(job *j, grid_case c) {
     int to = (j->rank + 1) % j->ranks, from = (j->rank + j->ranks - 1) % j->ranks;
     int partner = j->rank ^ 1;
     int64_t wrong = 0, mine = c.count + j->rank, its = c.count + from;
-    void *send = filled(c.dtype, j->rank, mine), *recv = filled(c.dtype, 99, its + MAX_RANKS);
+    void *send = filled(j, c.dtype, j->rank, mine), *recv = filled(j, c.dtype, 99, its + MAX_RANKS);
     CHECK(tsh_sendrecv(&j->comm, send, mine, to, recv, its, from, c.dtype) == TSH_OK);
     for (int64_t i = 0; i < its; i++) wrong += !same(c.dtype, recv, i, element(c.dtype, from, i));
     job_hash(j, recv, its, c.dtype);
@@ -275,8 +275,8 @@ static void grid_pairwise(job *j, grid_case c) {
             wrong += !same(c.dtype, recv, i, element(c.dtype, partner, i));
     }
     CHECK(wrong == 0);
-    free(send);
-    free(recv);
+    job_give(j, send);
+    job_give(j, recv);
 }
 
 static int integer(tsh_dtype dtype) {
@@ -328,7 +328,7 @@ static void soak_burst(job *group, uint64_t draw) {
     for (int i = 0; i < SOAK_BURST; i++) {
         job *j = &group[i % SOAK_GROUPS];
         length[i] = soak_length(mix(draw + (uint64_t)i));
-        buffer[i] = (double *)filled(TSH_F64, j->rank, length[i]);
+        buffer[i] = (double *)filled(j, TSH_F64, j->rank, length[i]);
         CHECK(tsh_allreduce_start(&j->comm, buffer[i], length[i], TSH_F64, TSH_SUM, &req[i]) ==
               TSH_OK);
     }
@@ -344,7 +344,7 @@ static void soak_burst(job *group, uint64_t draw) {
             wrong += !same(TSH_F64, buffer[i], e,
                            ordered(TSH_F64, TSH_SUM, j->ranks, (int)(e / chunk), e));
         CHECK(wrong == 0);
-        free(buffer[i]);
+        job_give(j, buffer[i]);
     }
 }
 
@@ -560,7 +560,7 @@ static tsh_result do_once(job *j, const doing_plan *plan, float *buffer) {
 UNUSED static void until_error_rank(job *j) {
     const doing_plan *plan = (const doing_plan *)j->user;
     double until = now_ms() + 100e3;
-    float *buffer = (float *)calloc((size_t)plan->count + 1, sizeof(float));
+    float *buffer = (float *)job_take(j, ((size_t)plan->count + 1) * sizeof(float));
     tsh_result result = TSH_OK;
     while (result == TSH_OK && now_ms() < until) {
         result = do_once(j, plan, buffer);
@@ -568,7 +568,7 @@ UNUSED static void until_error_rank(job *j) {
     }
     CHECK(result != TSH_OK);
     CHECK(job_verdict(j) == result);
-    free(buffer);
+    job_give(j, buffer);
 }
 
 #endif

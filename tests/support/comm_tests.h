@@ -125,7 +125,7 @@ static void overlap_rank(job *j) {
     float *buffer[MANY];
     tsh_req req[MANY], more;
     for (int i = 0; i < MANY; i++) {
-        buffer[i] = (float *)filled(TSH_F32, j->rank + i, LENGTH);
+        buffer[i] = (float *)filled(j, TSH_F32, j->rank + i, LENGTH);
         CHECK(tsh_allreduce_start(&j->comm, buffer[i], i % 3 ? LENGTH : 5, TSH_F32, TSH_SUM,
                                   &req[i]) == TSH_OK);
     }
@@ -145,7 +145,7 @@ static void overlap_rank(job *j) {
                 sum += element(TSH_F32, (k + r) % j->ranks + i, e).f32;
             CHECK(memcmp(&sum, &buffer[i][e], sizeof sum) == 0);
         }
-        free(buffer[i]);
+        job_give(j, buffer[i]);
     }
 }
 
@@ -637,7 +637,7 @@ static void test_nan(void **state) {
 }
 
 static void repeat_rank(job *j) {
-    float *start = (float *)filled(TSH_F32, j->rank, 1000), x[1000];
+    float *start = (float *)filled(j, TSH_F32, j->rank, 1000), x[1000];
     uint64_t first = 0;
     for (int n = 0; n < 1000; n++) {
         uint64_t hash;
@@ -648,7 +648,7 @@ static void repeat_rank(job *j) {
         CHECK(hash == first);
     }
     j->hash = first;
-    free(start);
+    job_give(j, start);
 }
 
 static void test_repeat(void **state) {
@@ -691,7 +691,7 @@ enum { SHORT_SUMS = 24000 }; /* elements: 48 KB, which TCP sends in pieces */
 static void short_error_rank(job *j) {
     static const tsh_redop ops[] = {TSH_SUM, TSH_AVG};
     for (int o = 0; o < 2; o++) {
-        uint16_t *x = (uint16_t *)filled(TSH_BF16, j->rank, SHORT_SUMS);
+        uint16_t *x = (uint16_t *)filled(j, TSH_BF16, j->rank, SHORT_SUMS);
         int wrong = 0, hops_wrong = 0;
         CHECK(tsh_allreduce(&j->comm, x, SHORT_SUMS, TSH_BF16, ops[o]) == TSH_OK);
         for (int64_t i = 0; i < SHORT_SUMS; i++) {
@@ -709,7 +709,7 @@ static void short_error_rank(job *j) {
             hops_wrong += fabs(hops / by - exact) > bound;
         }
         CHECK(wrong == 0 && hops_wrong > SHORT_SUMS / 20);
-        free(x);
+        job_give(j, x);
     }
 }
 

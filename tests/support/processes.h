@@ -55,6 +55,7 @@ struct job {
     int rank, ranks;
     const void *user;
     const world *of;
+    tsh_allocator memory; /* of buffers; empty: malloc */
     pthread_t thread;
     /* what it reports */
     char failure[1024]; /* the first one */
@@ -222,7 +223,9 @@ static tsh_result job_join(job *j) {
 #ifdef TSHARD_UV_H
     if (job_over_tcp(j)) {
         tsh_uv_desc uv = job_desc(j);
-        return tsh_uv_open(&uv, &j->comm);
+        const tsh_result result = tsh_uv_open(&uv, &j->comm);
+        if (result == TSH_OK) j->memory = tsh_uv_allocator(&j->comm);
+        return result;
     }
 #endif
 #ifdef TESTS_MPI
@@ -235,6 +238,23 @@ static tsh_result job_join(job *j) {
     if (!job_over_tcp(j)) return tsh_threads_comm(j->of->threads, j->rank, &j->comm);
 #endif
     return TSH_ERR_UNSUPPORTED;
+}
+
+/* A buffer for collectives: with TSHARD_SHM=2 it is where ranks of this host read it, if it is not
+ * small. */
+UNUSED static void *job_take(const job *j, size_t bytes) {
+    const tsh_allocator *memory = &j->memory;
+    void *p = memory->allocate ? memory->allocate(NULL, 0, bytes + 1, 64, memory->user)
+                               : malloc(bytes + 1);
+    if (p) memset(p, 0, bytes + 1);
+    return p;
+}
+
+UNUSED static void job_give(const job *j, void *p) {
+    if (p && j->memory.allocate)
+        (void)j->memory.allocate(p, 1, 0, 64, j->memory.user);
+    else
+        free(p);
 }
 
 static void *job_main(void *argument) {
