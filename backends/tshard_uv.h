@@ -38,14 +38,15 @@
  *   of 16-bit floats (H-1)/H n + (H-1) R/H n, for they are sent before they are summed;
  * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
  *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
- *   reserved before use. A rank writes into its own only. Sums are the same bits as over TCP, and
+ *   reserved before use. Sums are the same bits as over TCP, and
  *   errors the same. Where the system refuses, TCP is used, and one line logged (TSHARD_SHM);
  * - on request (TSHARD_SHM=2, or tsh_uv_desc.tensors) have tensors in memory that the ranks of this
- *   host can read, but not write: what is sent is then copied once, or summed where it lies. In
- *   place of 3 to 4 times as long as on the threads backend, all-gathers and reduce-scatters of
- *   32 KiB and more take as long as there. It has no huge pages, where Linux gives none to shared
- *   memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled): programs that mostly compute, or
- *   have more ranks than cores, are better off without;
+ *   host can read, but not write: what is sent is then copied once, or summed where it lies. That
+ *   is for long arrays that are sent unchanged more than once, as weights are: their all-gathers
+ *   and reduce-scatters take as long as on the threads backend, in place of two or three times as
+ *   long. Where a rank soon overwrites what others have read, it gains little, and more ranks than
+ *   cores lose. It has no huge pages where Linux gives none to shared memory
+ *   (/sys/kernel/mm/transparent_hugepage/shmem_enabled);
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different
@@ -504,18 +505,20 @@ typedef struct tshi_uv_fifo {
     unsigned first, used;          /* position of the oldest entry; number of entries */
 } tshi_uv_fifo;
 
-/* Each rank has a segment of shared memory, which only it writes and which the ranks of its host
- * map read-only. It begins with a tshi_uv_shm_segment; then come, for each group, a row for each
- * connection of the rank: counters on a page of their own, and a ring, a circular buffer of bytes
- * for the peer (>>uv-shm). At its end is the heap (>>uv-heap), if there is one. */
+/* Each rank has a segment of shared memory, which the ranks of its host map. It begins with a
+ * tshi_uv_shm_segment; then come, for each group, a row for each connection of the rank: counters
+ * on a page of their own, and a ring, a circular buffer of bytes for the peer (>>uv-shm). At its
+ * end is the heap (>>uv-heap), if there is one. */
 enum {
-    TSHI_UV_SHM_GROUPS = 128, /* most groups of a rank that use shared memory */
-    /* size in bytes of a row's page of counters, and of the heap's pages; smaller payloads are not
-     * sent by reference */
-    TSHI_UV_SHM_PAGE = 4096,
+    TSHI_UV_SHM_GROUPS = 128,     /* most groups of a rank that use shared memory */
+    TSHI_UV_SHM_PAGE = 4096,      /* bytes of a row's page of counters, and of the heap's pages */
     TSHI_UV_SHM_SIZE = 1 << 30,   /* bytes of a segment before the heap; most have no memory */
-    TSHI_UV_SHM_PIECE = 32 << 10, /* most bytes copied before the peer is told of them */
+    TSHI_UV_SHM_PIECE = 64 << 10, /* most bytes copied before the peer is told of them */
     TSHI_UV_SHM_LEAST = 16 << 10, /* smaller blocks are not in the heap */
+    /* Smaller payloads are not sent by reference; those of an all-reduce, whose buffer both ends
+     * write next, only if larger than caches: a core writes slowly what another has read */
+    TSHI_UV_SHM_REFERS = 4096,
+    TSHI_UV_SHM_REFERS_SUM = 2 << 20,
     /* most bytes that are copied, or summed, out of another rank's heap before this rank looks at
      * its other connections */
     TSHI_UV_SHM_STEP = 128 << 10
@@ -1833,7 +1836,8 @@ static int tshi_uv_descriptors(int size) {
 /* Shared memory between ranks of one host: segments, rows, rings, bells.     */
 /* A segment is a memfd: it has no name, and ends with its last process.      */
 /* Its size is sealed, and rows have memory before use: no access can fail.   */
-/* A rank writes to its own segment only, and never to another's memory.      */
+/* A rank writes to its own segment and, in the rings of others, again what   */
+/* it has read there (tshi_uv_shm_own); never to another's heap.              */
 /* Needs: >>uv-socket.                                                        */
 /* ========================================================================== */
 
@@ -1952,7 +1956,13 @@ static int tshi_uv_shm_map(tsh_uv_world *world, int rank, int fds[2]) {
     errno = EINVAL;
     if (seals >= 0 && (seals & TSHI_UV_SEALS) == TSHI_UV_SEALS && fstat(fds[0], &info) == 0 &&
         info.st_size >= TSHI_UV_SHM_SIZE)
-        base = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fds[0], 0);
+        base = mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    if (base != MAP_FAILED && info.st_size > TSHI_UV_SHM_SIZE &&
+        mprotect((char *)base + TSHI_UV_SHM_SIZE, (size_t)(info.st_size - TSHI_UV_SHM_SIZE),
+                 PROT_READ) != 0) { /* the heap can only be read */
+        (void)munmap(base, (size_t)info.st_size);
+        base = MAP_FAILED;
+    }
     (void)tshi_uv_give_up(fds[0]); /* the mapping needs it no longer; keeps errno */
     if (base == MAP_FAILED) {
         (void)tshi_uv_give_up(fds[1]);
@@ -6528,6 +6538,13 @@ static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     return 0;
 }
 
+/* Writes a byte of each cache line of n bytes that have arrived in a ring, as it was. So this core
+ * gets the lines as their only owner, not to share them with the sender's: of lines that both have,
+ * the sender would later write an eighth as many in the same time (AMD Zen 4). */
+static void tshi_uv_shm_own(char *at, int64_t n) {
+    for (int64_t i = 0; i < n; i += 64) *(volatile char *)(at + i) = *(volatile char *)(at + i);
+}
+
 /* Copies n bytes from `at` into the ring (out = 1), or out of the ring to `at`, and advances
  * pipe->wrote or pipe->read. */
 static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
@@ -6552,8 +6569,8 @@ static int tshi_uv_shm_refers(const tshi_uv_link *link, const tshi_uv_op *op,
     /* where bytes are sent from; a sum by TSHI_UV_PIECES from recv, too */
     const void *first = coll->kind == TSH_BROADCAST ? coll->recv : coll->send;
     const void *second = coll->kind == TSH_ALLREDUCE ? coll->recv : first;
-    if (s->total < TSHI_UV_SHM_PAGE || !tshi_uv_in_heap(world, first) ||
-        !tshi_uv_in_heap(world, second))
+    const int64_t least = coll->kind == TSH_ALLREDUCE ? TSHI_UV_SHM_REFERS_SUM : TSHI_UV_SHM_REFERS;
+    if (s->total < least || !tshi_uv_in_heap(world, first) || !tshi_uv_in_heap(world, second))
         return 0;
     if (op->algorithm == TSHI_UV_RING) return 0; /* it sends from scratch, too */
     return !rows || tshi_uv_bytes_at(op, link->peer, 0, s->total, 1).size >= TSHI_UV_SHM_PAGE;
@@ -6694,11 +6711,13 @@ static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
         if (!from.size) break;
         if (s->done < summed) {
             from.size = tshi_uv_min(from.size, summed - s->done);
+            if (!refers) tshi_uv_shm_own(from.at, from.size);
         } else {
             to = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 0);
             if (to.size <= 0) break; /* scratch has no space */
             from.size = tshi_uv_min(from.size, to.size);
             if (!refers) from.size = tshi_uv_min(from.size, TSHI_UV_SHM_PIECE);
+            if (!refers) tshi_uv_shm_own(from.at, from.size);
             memcpy(to.at, from.at, (size_t)from.size);
             if (refers && !tshi_uv_unchanged(link->group->world, link->group->ranks[link->peer]))
                 break; /* the world has failed */

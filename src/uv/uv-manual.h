@@ -38,14 +38,15 @@
  *   of 16-bit floats (H-1)/H n + (H-1) R/H n, for they are sent before they are summed;
  * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
  *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
- *   reserved before use. A rank writes into its own only. Sums are the same bits as over TCP, and
+ *   reserved before use. Sums are the same bits as over TCP, and
  *   errors the same. Where the system refuses, TCP is used, and one line logged (TSHARD_SHM);
  * - on request (TSHARD_SHM=2, or tsh_uv_desc.tensors) have tensors in memory that the ranks of this
- *   host can read, but not write: what is sent is then copied once, or summed where it lies. In
- *   place of 3 to 4 times as long as on the threads backend, all-gathers and reduce-scatters of
- *   32 KiB and more take as long as there. It has no huge pages, where Linux gives none to shared
- *   memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled): programs that mostly compute, or
- *   have more ranks than cores, are better off without;
+ *   host can read, but not write: what is sent is then copied once, or summed where it lies. That
+ *   is for long arrays that are sent unchanged more than once, as weights are: their all-gathers
+ *   and reduce-scatters take as long as on the threads backend, in place of two or three times as
+ *   long. Where a rank soon overwrites what others have read, it gains little, and more ranks than
+ *   cores lose. It has no huge pages where Linux gives none to shared memory
+ *   (/sys/kernel/mm/transparent_hugepage/shmem_enabled);
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
  *   ends; after TSHARD_HEARTBEAT if a process is stopped or cut off; soon if ranks call different

@@ -70,6 +70,13 @@ static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     return 0;
 }
 
+/* Writes a byte of each cache line of n bytes that have arrived in a ring, as it was. So this core
+ * gets the lines as their only owner, not to share them with the sender's: of lines that both have,
+ * the sender would later write an eighth as many in the same time (AMD Zen 4). */
+static void tshi_uv_shm_own(char *at, int64_t n) {
+    for (int64_t i = 0; i < n; i += 64) *(volatile char *)(at + i) = *(volatile char *)(at + i);
+}
+
 /* Copies n bytes from `at` into the ring (out = 1), or out of the ring to `at`, and advances
  * pipe->wrote or pipe->read. */
 static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
@@ -94,8 +101,8 @@ static int tshi_uv_shm_refers(const tshi_uv_link *link, const tshi_uv_op *op,
     /* where bytes are sent from; a sum by TSHI_UV_PIECES from recv, too */
     const void *first = coll->kind == TSH_BROADCAST ? coll->recv : coll->send;
     const void *second = coll->kind == TSH_ALLREDUCE ? coll->recv : first;
-    if (s->total < TSHI_UV_SHM_PAGE || !tshi_uv_in_heap(world, first) ||
-        !tshi_uv_in_heap(world, second))
+    const int64_t least = coll->kind == TSH_ALLREDUCE ? TSHI_UV_SHM_REFERS_SUM : TSHI_UV_SHM_REFERS;
+    if (s->total < least || !tshi_uv_in_heap(world, first) || !tshi_uv_in_heap(world, second))
         return 0;
     if (op->algorithm == TSHI_UV_RING) return 0; /* it sends from scratch, too */
     return !rows || tshi_uv_bytes_at(op, link->peer, 0, s->total, 1).size >= TSHI_UV_SHM_PAGE;
@@ -236,11 +243,13 @@ static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
         if (!from.size) break;
         if (s->done < summed) {
             from.size = tshi_uv_min(from.size, summed - s->done);
+            if (!refers) tshi_uv_shm_own(from.at, from.size);
         } else {
             to = tshi_uv_bytes_at(op, link->peer, s->done, s->total, 0);
             if (to.size <= 0) break; /* scratch has no space */
             from.size = tshi_uv_min(from.size, to.size);
             if (!refers) from.size = tshi_uv_min(from.size, TSHI_UV_SHM_PIECE);
+            if (!refers) tshi_uv_shm_own(from.at, from.size);
             memcpy(to.at, from.at, (size_t)from.size);
             if (refers && !tshi_uv_unchanged(link->group->world, link->group->ranks[link->peer]))
                 break; /* the world has failed */

@@ -3,7 +3,8 @@
 /* Shared memory between ranks of one host: segments, rows, rings, bells.     */
 /* A segment is a memfd: it has no name, and ends with its last process.      */
 /* Its size is sealed, and rows have memory before use: no access can fail.   */
-/* A rank writes to its own segment only, and never to another's memory.      */
+/* A rank writes to its own segment and, in the rings of others, again what   */
+/* it has read there (tshi_uv_shm_own); never to another's heap.              */
 /* Needs: >>uv-socket.                                                        */
 /* ========================================================================== */
 
@@ -122,7 +123,13 @@ static int tshi_uv_shm_map(tsh_uv_world *world, int rank, int fds[2]) {
     errno = EINVAL;
     if (seals >= 0 && (seals & TSHI_UV_SEALS) == TSHI_UV_SEALS && fstat(fds[0], &info) == 0 &&
         info.st_size >= TSHI_UV_SHM_SIZE)
-        base = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fds[0], 0);
+        base = mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    if (base != MAP_FAILED && info.st_size > TSHI_UV_SHM_SIZE &&
+        mprotect((char *)base + TSHI_UV_SHM_SIZE, (size_t)(info.st_size - TSHI_UV_SHM_SIZE),
+                 PROT_READ) != 0) { /* the heap can only be read */
+        (void)munmap(base, (size_t)info.st_size);
+        base = MAP_FAILED;
+    }
     (void)tshi_uv_give_up(fds[0]); /* the mapping needs it no longer; keeps errno */
     if (base == MAP_FAILED) {
         (void)tshi_uv_give_up(fds[1]);

@@ -188,18 +188,20 @@ typedef struct tshi_uv_fifo {
     unsigned first, used;          /* position of the oldest entry; number of entries */
 } tshi_uv_fifo;
 
-/* Each rank has a segment of shared memory, which only it writes and which the ranks of its host
- * map read-only. It begins with a tshi_uv_shm_segment; then come, for each group, a row for each
- * connection of the rank: counters on a page of their own, and a ring, a circular buffer of bytes
- * for the peer (>>uv-shm). At its end is the heap (>>uv-heap), if there is one. */
+/* Each rank has a segment of shared memory, which the ranks of its host map. It begins with a
+ * tshi_uv_shm_segment; then come, for each group, a row for each connection of the rank: counters
+ * on a page of their own, and a ring, a circular buffer of bytes for the peer (>>uv-shm). At its
+ * end is the heap (>>uv-heap), if there is one. */
 enum {
-    TSHI_UV_SHM_GROUPS = 128, /* most groups of a rank that use shared memory */
-    /* size in bytes of a row's page of counters, and of the heap's pages; smaller payloads are not
-     * sent by reference */
-    TSHI_UV_SHM_PAGE = 4096,
+    TSHI_UV_SHM_GROUPS = 128,     /* most groups of a rank that use shared memory */
+    TSHI_UV_SHM_PAGE = 4096,      /* bytes of a row's page of counters, and of the heap's pages */
     TSHI_UV_SHM_SIZE = 1 << 30,   /* bytes of a segment before the heap; most have no memory */
-    TSHI_UV_SHM_PIECE = 32 << 10, /* most bytes copied before the peer is told of them */
+    TSHI_UV_SHM_PIECE = 64 << 10, /* most bytes copied before the peer is told of them */
     TSHI_UV_SHM_LEAST = 16 << 10, /* smaller blocks are not in the heap */
+    /* Smaller payloads are not sent by reference; those of an all-reduce, whose buffer both ends
+     * write next, only if larger than caches: a core writes slowly what another has read */
+    TSHI_UV_SHM_REFERS = 4096,
+    TSHI_UV_SHM_REFERS_SUM = 2 << 20,
     /* most bytes that are copied, or summed, out of another rank's heap before this rank looks at
      * its other connections */
     TSHI_UV_SHM_STEP = 128 << 10

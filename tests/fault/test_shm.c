@@ -72,8 +72,8 @@ static uint64_t referring(const tsh_comm *comm) {
 
 /* Hashes of what collectives and messages give, of many sizes: from one header to several rings. */
 static void bits_rank(job *j) {
-    static const int64_t sizes[] = {0, 1, 3, 500, 5003, 70001, 600007};
-    enum { LONGEST = 600007 };
+    static const int64_t sizes[] = {0, 1, 3, 500, 5003, 70001, 1300007};
+    enum { LONGEST = 1300007 };
     const int next = (j->rank + 1) % j->ranks, prev = (j->rank + j->ranks - 1) % j->ranks;
     float *x = (float *)job_take(j, 2 * MOST * LONGEST * sizeof *x), *y = x + MOST * LONGEST;
     tsh_comm half;
@@ -307,7 +307,7 @@ static void test_allocator(void **state) {
 /* Rank 0 gets an error, here by hand, after which its caller may change the buffer: rank 1 must not
  * return what it reads there then, neither by a sum, nor by a copy. */
 static void withdrawn_rank(job *j) {
-    enum { N = 100000 };
+    enum { N = 1000000 };
     const tshi_uv_group *group = (const tshi_uv_group *)j->comm.impl;
     float *x = (float *)job_take(j, 3 * N * sizeof *x);
     tsh_coll coll = tsh_coll_make(*(const int *)j->user ? TSH_ALLREDUCE : TSH_ALLGATHER, TSH_F32);
