@@ -1759,6 +1759,10 @@ static void tshi_uv_close_fd(int *fd) {
 static int tshi_uv_prepare_fd(int fd) {
     int flags = fcntl(fd, F_GETFL), one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+#ifdef TCP_THIN_LINEAR_TIMEOUTS
+    /* few bytes that are lost several times are resent at even intervals, not at doubled ones */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
+#endif
 #ifdef SO_NOSIGPIPE
     (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one);
 #endif
@@ -4591,12 +4595,6 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, tshi_uv_channel *channel,
                           const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
-#ifdef TCP_THIN_LINEAR_TIMEOUTS
-    /* Switches on that TCP, after a short break of the network, resends at even intervals, not at
-     * doubled ones. */
-    int one = 1;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
-#endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
     if (!peer->poll) {
         tshi_uv_lacks_memory(world, rank);
@@ -5062,16 +5060,19 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that i
 }
 
 /* Returns 1 if the shutdown can end: all peers have closed their connections, or 20 ms have passed
- * since this rank sent BYE (200 ms if bytes still wait to be sent). */
+ * since this rank sent BYE (200 ms if bytes still wait to be sent; 2 s if a peer's system has not
+ * acknowledged BYE: once the connection is closed, a lost BYE is not sent again, and the peer would
+ * take this rank for lost). */
 static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
-    int unsent = 0, there = 0;
+    int unsent = 0, unheard = 0, there = 0;
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_peer *peer = &world->peer[r];
         if (peer->fd < 0) continue;
         there++;
         unsent += peer->out.used != 0;
+        unheard += tshi_uv_unacknowledged(peer->fd) > 0 && !tshi_uv_is_cut(peer);
     }
-    return !there || now - world->parting > (unsent ? 200 : 20) * TSHI_UV_MS;
+    return !there || now - world->parting > (unheard ? 2000 : unsent ? 200 : 20) * TSHI_UV_MS;
 }
 
 static void tshi_uv_part(tsh_uv_world *world) { /* Begins the shutdown: sends BYE to all. */

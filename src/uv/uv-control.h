@@ -223,16 +223,19 @@ static void tshi_uv_tick(tsh_uv_world *world) { /* Does all periodic work that i
 }
 
 /* Returns 1 if the shutdown can end: all peers have closed their connections, or 20 ms have passed
- * since this rank sent BYE (200 ms if bytes still wait to be sent). */
+ * since this rank sent BYE (200 ms if bytes still wait to be sent; 2 s if a peer's system has not
+ * acknowledged BYE: once the connection is closed, a lost BYE is not sent again, and the peer would
+ * take this rank for lost). */
 static int tshi_uv_parted(tsh_uv_world *world, int64_t now) {
-    int unsent = 0, there = 0;
+    int unsent = 0, unheard = 0, there = 0;
     for (int r = 0; r < world->size; r++) {
         const tshi_uv_peer *peer = &world->peer[r];
         if (peer->fd < 0) continue;
         there++;
         unsent += peer->out.used != 0;
+        unheard += tshi_uv_unacknowledged(peer->fd) > 0 && !tshi_uv_is_cut(peer);
     }
-    return !there || now - world->parting > (unsent ? 200 : 20) * TSHI_UV_MS;
+    return !there || now - world->parting > (unheard ? 2000 : unsent ? 200 : 20) * TSHI_UV_MS;
 }
 
 static void tshi_uv_part(tsh_uv_world *world) { /* Begins the shutdown: sends BYE to all. */

@@ -173,11 +173,42 @@ static void test_busy(void **state) {
     world_free(&w);
 }
 
+/* Rank 0 leaves while the network loses what it sends to rank 1: ranks 1 and 2 go on, and learn
+ * that it left in good order. */
+static void leaving_rank(job *j) {
+    CHECK(tsh_barrier(&j->comm) == TSH_OK);
+    job_step(j);
+    CHECK(job_told(j, 1, 20));
+    for (int i = 0; j->rank != 0 && i < HEARTBEAT_S * 150; i++) {
+        float mine = 1, its = 0;
+        const int peer = 3 - j->rank;
+        CHECK(tsh_sendrecv(&j->comm, &mine, 1, peer, &its, 1, peer, TSH_F32) == TSH_OK);
+        if (j->failure[0]) return;
+        sleep_ms(10);
+    }
+}
+
+static void test_leaving(void **state) {
+    static const net_link cut = {1, 0, 0, 0}, whole = {0, 0, 0, 0};
+    world_desc desc = host_desc(3, leaving_rank, NULL);
+    world w;
+    (void)state;
+    desc.uv.heartbeat = HEARTBEAT_S;
+    hosts_begin(&w, &desc);
+    net_rule(hosts, 1u << 0, 1u << 1, cut);
+    world_tell(&w, 1);
+    sleep_ms(250);
+    net_rule(hosts, 1u << 0, 1u << 1, whole);
+    hosts_end(&w);
+    world_free(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_heal),
         cmocka_unit_test(test_forgotten),
         cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_leaving),
     };
     return cmocka_run_group_tests_name("fault/net", tests, NULL, NULL);
 }
