@@ -339,6 +339,43 @@ static void test_withdrawn(void **state) {
     }
 }
 
+/* Rank 1 has read what it wants, and closes the group, before rank 0 knows that. */
+static void closing_rank(job *j) {
+    enum { N = 100000 };
+    float *x = (float *)job_take(j, N * sizeof *x);
+    tsh_coll coll = tsh_coll_make(j->rank ? TSH_RECV : TSH_SEND, TSH_F32);
+    tsh_comm group;
+    tsh_req req;
+    CHECK(tsh_comm_split(&j->comm, 0, 0, &group) == TSH_OK);
+    coll.send = x;
+    coll.recv = x;
+    coll.count = N;
+    coll.send_to = 1;
+    coll.recv_from = 0;
+    if (j->rank == 0) x[N - 1] = 5;
+    CHECK(tsh_start(&group, &coll, &req) == TSH_OK);
+    for (int i = 0; j->rank == 0 && i < 20; i++) { /* until rank 1's clear has come */
+        const tshi_uv_group *g = (const tshi_uv_group *)group.impl;
+        group.ops->progress(&group);
+        if (g->link[g->size + 1].writing) i = 20;
+        sleep_ms(5);
+    }
+    if (j->rank == 0) sleep_ms(100);
+    CHECK(tsh_wait(&group, req) == TSH_OK);
+    CHECK(x[N - 1] == 5);
+    tsh_comm_close(&group);
+    job_give(j, x);
+}
+
+static void test_closing(void **state) {
+    world_desc desc = world_over_tcp(2, closing_rank, NULL, 30);
+    world w;
+    (void)state;
+    desc.prepare = with_heap;
+    run(&w, &desc);
+    world_free(&w);
+}
+
 /* A rank whose files are limited has no heap, and says so once; everything else works. */
 static void little_prepare(job *j, tsh_uv_desc *uv) {
     const struct rlimit limit = {(rlim_t)1 << 30, (rlim_t)1 << 30}; /* a segment without heap */
@@ -397,6 +434,7 @@ int main(void) {
         cmocka_unit_test(test_bits),      cmocka_unit_test(test_others),
         cmocka_unit_test(test_groups),    cmocka_unit_test(test_soak),
         cmocka_unit_test(test_allocator), cmocka_unit_test(test_withdrawn),
-        cmocka_unit_test(test_little),    cmocka_unit_test(test_tensors)};
+        cmocka_unit_test(test_closing),   cmocka_unit_test(test_little),
+        cmocka_unit_test(test_tensors)};
     return cmocka_run_group_tests_name("fault/shm", tests, NULL, NULL);
 }
