@@ -45,7 +45,8 @@
  *   is for long arrays that are sent unchanged more than once, as weights are: their all-gathers
  *   and reduce-scatters take as long as on the threads backend, in place of two or three times as
  *   long. Where a rank soon overwrites what others have read, it gains little, and more ranks than
- *   cores lose. It has no huge pages where Linux gives none to shared memory
+ *   cores lose. A tensor takes memory when it is made, not when it is written, also in a dry run,
+ *   and is in no core dump. It has no huge pages where Linux gives none to shared memory
  *   (/sys/kernel/mm/transparent_hugepage/shmem_enabled);
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process
@@ -1759,10 +1760,6 @@ static void tshi_uv_close_fd(int *fd) {
 static int tshi_uv_prepare_fd(int fd) {
     int flags = fcntl(fd, F_GETFL), one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-#ifdef TCP_THIN_LINEAR_TIMEOUTS
-    /* few bytes that are lost several times are resent at even intervals, not at doubled ones */
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
-#endif
 #ifdef SO_NOSIGPIPE
     (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one);
 #endif
@@ -1871,6 +1868,7 @@ static int64_t tshi_uv_shm_begin(void) {
 #if TSHI_UV_SHM
 #if !defined(__cplusplus)
 extern long syscall(long number, ...); /* hidden under -std=c99, as are the functions called here */
+int(madvise)(void *from, size_t bytes, int advice);
 #endif
 
 /* The values of names that -std=c99 hides: MFD_CLOEXEC | MFD_ALLOW_SEALING; F_ADD_SEALS,
@@ -1904,12 +1902,14 @@ static int tshi_uv_shm_allowed(int failed, const struct rlimit *limit, int64_t n
 }
 
 /* Returns the size in bytes of this rank's segment: with a heap as large as the host's memory, if
- * that is wanted and the addresses for the heaps of all ranks can be had. */
+ * that is wanted and the addresses for the heaps of all ranks can be had (of 128 TiB that a process
+ * has, they take a quarter at most). */
 static int64_t tshi_uv_shm_size(tsh_uv_world *world) {
     const int64_t page = sysconf(_SC_PAGESIZE), pages = sysconf(_SC_PHYS_PAGES);
     int64_t size = TSHI_UV_SHM_SIZE;
     struct rlimit file, all; /* of a file; of this process */
-    if (world->shm == 2 && page > 0 && pages > 0) size += pages * page;
+    if (world->shm == 2 && page > 0 && pages > 0)
+        size += tshi_uv_min(pages, (INT64_C(1) << 45) / world->size / page) * page;
     if (size == TSHI_UV_SHM_SIZE ||
         (tshi_uv_shm_allowed(getrlimit(RLIMIT_FSIZE, &file), &file, size) &&
          tshi_uv_shm_allowed(getrlimit(RLIMIT_AS, &all), &all, size * world->size * 2)))
@@ -1919,6 +1919,12 @@ static int64_t tshi_uv_shm_size(tsh_uv_world *world) {
                     "space for them in shared memory",
                     world->rank);
     return TSHI_UV_SHM_SIZE;
+}
+
+/* Leaves a segment out of core dumps: writing one would give memory to all of it. */
+static void tshi_uv_shm_undumped(void *base, int64_t size) {
+    const int advice = 16; /* MADV_DONTDUMP */
+    (void)madvise(base, (size_t)size, advice);
 }
 
 /* Makes this rank's segment and bell. Returns 0 if the system refuses (errno). */
@@ -1941,8 +1947,10 @@ static int tshi_uv_shm_create(tsh_uv_world *world) {
     base = own->bell < 0 ? MAP_FAILED
                          : mmap(NULL, (size_t)own->size, PROT_READ | PROT_WRITE, MAP_SHARED,
                                 world->segment, 0);
-    if (base != MAP_FAILED) own->base = (char *)base;
-    return base != MAP_FAILED;
+    if (base == MAP_FAILED) return 0;
+    tshi_uv_shm_undumped(base, own->size);
+    own->base = (char *)base;
+    return 1;
 }
 
 /* Maps the segment of a rank of this host. Takes over both descriptors: its segment and bell.
@@ -1972,6 +1980,7 @@ static int tshi_uv_shm_map(tsh_uv_world *world, int rank, int fds[2]) {
         (void)tshi_uv_give_up(fds[1]);
         return 0;
     }
+    tshi_uv_shm_undumped(base, (int64_t)info.st_size);
     near->base = (char *)base;
     near->size = (int64_t)info.st_size;
     near->bell = fds[1];
@@ -2283,7 +2292,6 @@ static void tshi_uv_heap_give(tshi_uv_heap *heap, void *block) { /* Frees a bloc
         free(block);
         return;
     }
-    tshi_uv_shm_release(heap->segment, extent[i].at, extent[i].size);
     extent[i].used = 0;
     /* joins [i, end), the free ranges side by side */
     end = i + 1 < heap->extents && !extent[i + 1].used ? i + 2 : i + 1;
@@ -2291,6 +2299,8 @@ static void tshi_uv_heap_give(tshi_uv_heap *heap, void *block) { /* Frees a bloc
     extent[i].size = extent[end - 1].at + extent[end - 1].size - extent[i].at;
     memmove(&extent[i + 1], &extent[end], (size_t)(heap->extents - end) * sizeof *extent);
     heap->extents -= end - i - 1;
+    /* of the whole range, as a page of the system may be larger than a block */
+    tshi_uv_shm_release(heap->segment, extent[i].at, extent[i].size);
 }
 
 static void tshi_uv_heap_free(tshi_uv_heap *heap) { /* Frees a heap without blocks. */
@@ -4595,6 +4605,13 @@ static void tshi_uv_peer_event(uv_poll_t *poll, int status, int events) {
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, tshi_uv_channel *channel,
                           const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
+#ifdef TCP_THIN_LINEAR_TIMEOUTS
+    /* Switches on that TCP, after a short break of the network, resends at even intervals, not at
+     * doubled ones. Data connections do without: on a slow link they would leave no room for these
+     * messages. */
+    int one = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
+#endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
     if (!peer->poll) {
         tshi_uv_lacks_memory(world, rank);
@@ -6519,6 +6536,16 @@ static int64_t tshi_uv_shm_count(tshi_uv_pipe *pipe, int out, int look) {
     return out ? pipe->size - (pipe->wrote - pipe->seen_taken) : pipe->seen_sent - pipe->read;
 }
 
+/* Returns 1 if all references of a payload are written, and the last time that this rank looked the
+ * peer had not read all. If the peer has closed the group since, the next write sees whether it had
+ * done so before. */
+static int tshi_uv_shm_unread(const tshi_uv_link *link) {
+    const tshi_uv_stream *s;
+    if (!link->writing || !link->pipe.refers) return 0;
+    s = &tshi_uv_first(link->group, link->writing)->out[link->peer];
+    return s->done == s->total;
+}
+
 /* Returns how many bytes can be written (out = 1) or read; 0 if fewer than `need`: then link->want
  * has the event to wait for. Reports an error if the peer has closed the group, or if its counter
  * is impossible. */
@@ -6534,9 +6561,7 @@ static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     link->want |= out ? UV_WRITABLE : UV_READABLE;
     if (n > pipe->size)
         tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
-    else if (closed && (out || !link->writing || !pipe->refers))
-        /* but when reading, while a payload by reference is written: the peer may have closed the
-         * group after it had read all of it, which the next write sees */
+    else if (closed && (out || !tshi_uv_shm_unread(link)))
         tshi_uv_broke(link, tshi_uv_in_use(link), "closed its connection");
     return 0;
 }
@@ -6731,6 +6756,7 @@ static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
             tshi_uv_shm_tell_taken(link, pipe->read, tshi_uv_shm_some(link));
         if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op);
         if (op->algorithm == TSHI_UV_PIECES && !summed) tshi_uv_pieces_fold(op);
+        if (refers && s->done > summed) break; /* other connections come first */
     }
 }
 
@@ -7118,8 +7144,10 @@ static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if the wait 
 static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
     const int own = op->group->rank;
-    *sends = coll->kind == TSH_SEND || /* a SENDRECV waits to send until its first byte is out */
-             (coll->kind == TSH_SENDRECV && op->out[coll->send_to].head == 0);
+    const tshi_uv_stream *in = coll->kind == TSH_SENDRECV ? &op->in[coll->recv_from] : NULL;
+    /* a SENDRECV waits to send until its first byte is out, or if it has received everything */
+    *sends = coll->kind == TSH_SEND ||
+             (in && (op->out[coll->send_to].head == 0 || (in->total && in->good == in->total)));
     if (coll->kind == TSH_SENDRECV && coll->recv_from == own && op->in[own].head == 0)
         /* a SENDRECV that receives from this rank itself: the wait is for that message */
         *sends = 0;

@@ -11,6 +11,13 @@
 static int tshi_uv_attach(tsh_uv_world *world, int rank, int fd, tshi_uv_channel *channel,
                           const char *name) {
     tshi_uv_peer *peer = &world->peer[rank];
+#ifdef TCP_THIN_LINEAR_TIMEOUTS
+    /* Switches on that TCP, after a short break of the network, resends at even intervals, not at
+     * doubled ones. Data connections do without: on a slow link they would leave no room for these
+     * messages. */
+    int one = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
+#endif
     peer->poll = tshi_uv_watch(&world->control, fd, UV_READABLE, peer, tshi_uv_peer_event);
     if (!peer->poll) {
         tshi_uv_lacks_memory(world, rank);

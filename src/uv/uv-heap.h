@@ -74,7 +74,6 @@ static void tshi_uv_heap_give(tshi_uv_heap *heap, void *block) { /* Frees a bloc
         free(block);
         return;
     }
-    tshi_uv_shm_release(heap->segment, extent[i].at, extent[i].size);
     extent[i].used = 0;
     /* joins [i, end), the free ranges side by side */
     end = i + 1 < heap->extents && !extent[i + 1].used ? i + 2 : i + 1;
@@ -82,6 +81,8 @@ static void tshi_uv_heap_give(tshi_uv_heap *heap, void *block) { /* Frees a bloc
     extent[i].size = extent[end - 1].at + extent[end - 1].size - extent[i].at;
     memmove(&extent[i + 1], &extent[end], (size_t)(heap->extents - end) * sizeof *extent);
     heap->extents -= end - i - 1;
+    /* of the whole range, as a page of the system may be larger than a block */
+    tshi_uv_shm_release(heap->segment, extent[i].at, extent[i].size);
 }
 
 static void tshi_uv_heap_free(tshi_uv_heap *heap) { /* Frees a heap without blocks. */

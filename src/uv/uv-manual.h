@@ -45,7 +45,8 @@
  *   is for long arrays that are sent unchanged more than once, as weights are: their all-gathers
  *   and reduce-scatters take as long as on the threads backend, in place of two or three times as
  *   long. Where a rank soon overwrites what others have read, it gains little, and more ranks than
- *   cores lose. It has no huge pages where Linux gives none to shared memory
+ *   cores lose. A tensor takes memory when it is made, not when it is written, also in a dry run,
+ *   and is in no core dump. It has no huge pages where Linux gives none to shared memory
  *   (/sys/kernel/mm/transparent_hugepage/shmem_enabled);
  * - let a waiting rank spin briefly if every rank of its host has a core, and then sleep;
  * - report one error, the same on every rank, that names the rank at fault: at once if a process

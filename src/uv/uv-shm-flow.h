@@ -50,6 +50,16 @@ static int64_t tshi_uv_shm_count(tshi_uv_pipe *pipe, int out, int look) {
     return out ? pipe->size - (pipe->wrote - pipe->seen_taken) : pipe->seen_sent - pipe->read;
 }
 
+/* Returns 1 if all references of a payload are written, and the last time that this rank looked the
+ * peer had not read all. If the peer has closed the group since, the next write sees whether it had
+ * done so before. */
+static int tshi_uv_shm_unread(const tshi_uv_link *link) {
+    const tshi_uv_stream *s;
+    if (!link->writing || !link->pipe.refers) return 0;
+    s = &tshi_uv_first(link->group, link->writing)->out[link->peer];
+    return s->done == s->total;
+}
+
 /* Returns how many bytes can be written (out = 1) or read; 0 if fewer than `need`: then link->want
  * has the event to wait for. Reports an error if the peer has closed the group, or if its counter
  * is impossible. */
@@ -65,9 +75,7 @@ static int64_t tshi_uv_shm_room(tshi_uv_link *link, int64_t need, int out) {
     link->want |= out ? UV_WRITABLE : UV_READABLE;
     if (n > pipe->size)
         tshi_uv_broke(link, tshi_uv_in_use(link), "sent what nobody asked for");
-    else if (closed && (out || !link->writing || !pipe->refers))
-        /* but when reading, while a payload by reference is written: the peer may have closed the
-         * group after it had read all of it, which the next write sees */
+    else if (closed && (out || !tshi_uv_shm_unread(link)))
         tshi_uv_broke(link, tshi_uv_in_use(link), "closed its connection");
     return 0;
 }
@@ -262,6 +270,7 @@ static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
             tshi_uv_shm_tell_taken(link, pipe->read, tshi_uv_shm_some(link));
         if (op->algorithm == TSHI_UV_RING) tshi_uv_ring_fold(op);
         if (op->algorithm == TSHI_UV_PIECES && !summed) tshi_uv_pieces_fold(op);
+        if (refers && s->done > summed) break; /* other connections come first */
     }
 }
 

@@ -34,6 +34,7 @@ static int64_t tshi_uv_shm_begin(void) {
 #if TSHI_UV_SHM
 #if !defined(__cplusplus)
 extern long syscall(long number, ...); /* hidden under -std=c99, as are the functions called here */
+int(madvise)(void *from, size_t bytes, int advice);
 #endif
 
 /* The values of names that -std=c99 hides: MFD_CLOEXEC | MFD_ALLOW_SEALING; F_ADD_SEALS,
@@ -67,12 +68,14 @@ static int tshi_uv_shm_allowed(int failed, const struct rlimit *limit, int64_t n
 }
 
 /* Returns the size in bytes of this rank's segment: with a heap as large as the host's memory, if
- * that is wanted and the addresses for the heaps of all ranks can be had. */
+ * that is wanted and the addresses for the heaps of all ranks can be had (of 128 TiB that a process
+ * has, they take a quarter at most). */
 static int64_t tshi_uv_shm_size(tsh_uv_world *world) {
     const int64_t page = sysconf(_SC_PAGESIZE), pages = sysconf(_SC_PHYS_PAGES);
     int64_t size = TSHI_UV_SHM_SIZE;
     struct rlimit file, all; /* of a file; of this process */
-    if (world->shm == 2 && page > 0 && pages > 0) size += pages * page;
+    if (world->shm == 2 && page > 0 && pages > 0)
+        size += tshi_uv_min(pages, (INT64_C(1) << 45) / world->size / page) * page;
     if (size == TSHI_UV_SHM_SIZE ||
         (tshi_uv_shm_allowed(getrlimit(RLIMIT_FSIZE, &file), &file, size) &&
          tshi_uv_shm_allowed(getrlimit(RLIMIT_AS, &all), &all, size * world->size * 2)))
@@ -82,6 +85,12 @@ static int64_t tshi_uv_shm_size(tsh_uv_world *world) {
                     "space for them in shared memory",
                     world->rank);
     return TSHI_UV_SHM_SIZE;
+}
+
+/* Leaves a segment out of core dumps: writing one would give memory to all of it. */
+static void tshi_uv_shm_undumped(void *base, int64_t size) {
+    const int advice = 16; /* MADV_DONTDUMP */
+    (void)madvise(base, (size_t)size, advice);
 }
 
 /* Makes this rank's segment and bell. Returns 0 if the system refuses (errno). */
@@ -104,8 +113,10 @@ static int tshi_uv_shm_create(tsh_uv_world *world) {
     base = own->bell < 0 ? MAP_FAILED
                          : mmap(NULL, (size_t)own->size, PROT_READ | PROT_WRITE, MAP_SHARED,
                                 world->segment, 0);
-    if (base != MAP_FAILED) own->base = (char *)base;
-    return base != MAP_FAILED;
+    if (base == MAP_FAILED) return 0;
+    tshi_uv_shm_undumped(base, own->size);
+    own->base = (char *)base;
+    return 1;
 }
 
 /* Maps the segment of a rank of this host. Takes over both descriptors: its segment and bell.
@@ -135,6 +146,7 @@ static int tshi_uv_shm_map(tsh_uv_world *world, int rank, int fds[2]) {
         (void)tshi_uv_give_up(fds[1]);
         return 0;
     }
+    tshi_uv_shm_undumped(base, (int64_t)info.st_size);
     near->base = (char *)base;
     near->size = (int64_t)info.st_size;
     near->bell = fds[1];

@@ -114,10 +114,6 @@ static void tshi_uv_close_fd(int *fd) {
 static int tshi_uv_prepare_fd(int fd) {
     int flags = fcntl(fd, F_GETFL), one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-#ifdef TCP_THIN_LINEAR_TIMEOUTS
-    /* few bytes that are lost several times are resent at even intervals, not at doubled ones */
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &one, sizeof one);
-#endif
 #ifdef SO_NOSIGPIPE
     (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof one);
 #endif

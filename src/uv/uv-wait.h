@@ -41,8 +41,10 @@ static int tshi_uv_over(const tshi_uv_waiting *wait) { /* Returns 1 if the wait 
 static int tshi_uv_awaited(const tshi_uv_op *op, uint64_t *number, int *sends) {
     const tsh_coll *coll = &op->coll;
     const int own = op->group->rank;
-    *sends = coll->kind == TSH_SEND || /* a SENDRECV waits to send until its first byte is out */
-             (coll->kind == TSH_SENDRECV && op->out[coll->send_to].head == 0);
+    const tshi_uv_stream *in = coll->kind == TSH_SENDRECV ? &op->in[coll->recv_from] : NULL;
+    /* a SENDRECV waits to send until its first byte is out, or if it has received everything */
+    *sends = coll->kind == TSH_SEND ||
+             (in && (op->out[coll->send_to].head == 0 || (in->total && in->good == in->total)));
     if (coll->kind == TSH_SENDRECV && coll->recv_from == own && op->in[own].head == 0)
         /* a SENDRECV that receives from this rank itself: the wait is for that message */
         *sends = 0;

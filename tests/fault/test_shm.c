@@ -367,13 +367,43 @@ static void closing_rank(job *j) {
     job_give(j, x);
 }
 
+/* Rank 1 closes the group in place of a long all-reduce, a broadcast, or an all-gather. */
+static void missing_rank(job *j) {
+    enum { N = 1000000 };
+    const tsh_coll_kind kind = *(const tsh_coll_kind *)j->user;
+    const int64_t counts[2] = {N, N};
+    float *x = (float *)job_take(j, 3 * N * sizeof *x);
+    tsh_result result = TSH_OK;
+    tsh_error error;
+    tsh_comm group;
+    CHECK(tsh_comm_split(&j->comm, 0, 0, &group) == TSH_OK);
+    if (j->rank == 1) sleep_ms(100);
+    j->ms = now_ms();
+    if (j->rank == 0 && kind == TSH_ALLREDUCE)
+        result = tsh_allreduce(&group, x, N, TSH_F32, TSH_SUM);
+    if (j->rank == 0 && kind == TSH_BROADCAST) result = tsh_broadcast(&group, x, N, TSH_F32, 0);
+    if (j->rank == 0 && kind == TSH_ALLGATHER)
+        result = tsh_allgather(&group, x, x + N, counts, 1, TSH_F32);
+    CHECK(result == (j->rank == 0 && HAS_SHM ? TSH_ERR_LOST : result));
+    tsh_comm_close(&group);
+    while (j->rank == 1 && tsh_comm_error(&j->comm, &error) == TSH_OK && now_ms() < j->ms + 10e3)
+        sleep_ms(1);
+    j->ms = now_ms() - j->ms;
+    job_give(j, x);
+}
+
 static void test_closing(void **state) {
-    world_desc desc = world_over_tcp(2, closing_rank, NULL, 30);
-    world w;
+    static const tsh_coll_kind kinds[] = {TSH_ALLREDUCE, TSH_BROADCAST, TSH_ALLGATHER};
     (void)state;
-    desc.prepare = with_heap;
-    run(&w, &desc);
-    world_free(&w);
+    for (int i = -1; i < 3; i++) {
+        world_desc desc = world_over_tcp(2, i < 0 ? closing_rank : missing_rank,
+                                         &kinds[i < 0 ? 0 : i], 30);
+        world w;
+        desc.prepare = with_heap;
+        run(&w, &desc);
+        for (int r = 0; r < 2; r++) assert_true(w.jobs[r].ms < 3000);
+        world_free(&w);
+    }
 }
 
 /* A rank whose files are limited has no heap, and says so once; everything else works. */
