@@ -6736,7 +6736,7 @@ static void tshi_uv_shm_read_payload(tshi_uv_link *link, tshi_uv_op *op) {
     const int64_t summed = tshi_uv_summed_in_place(op);
     while (s->done < s->total) {
         tshi_uv_span from = tshi_uv_shm_next(link, op, s, summed), to;
-        if (!from.size) break;
+        if (from.size <= 0) break;
         if (s->done < summed) {
             from.size = tshi_uv_min(from.size, summed - s->done);
             if (!refers) tshi_uv_shm_own(from.at, from.size);
