@@ -32,12 +32,35 @@ GRIDS = [(2, "--tp 2"), (2, "--tp 2 --sequence-parallel"), (2, "--tp 2 --policy 
          (6, "--pp 2 --dp 3 --micro-batches 2 --zero")]
 
 
+WORDS = ("the a one two rank ranks holds sends sums shard of and to in row column weight loss grad "
+         "step tensor each part whole").split()
+
+
+def text_of_words():
+    """6000 words, which a linear congruential generator picks."""
+    state, words = 12345, []
+    for _ in range(6000):
+        state = (state * 1103515245 + 12345) % 2**31
+        words.append(WORDS[(state >> 16) % len(WORDS)] + (".\n" if (state >> 8) % 9 == 0 else ""))
+    return " ".join(words)
+
+
+def written_text(folder):
+    """The file of these words in the folder: no loss here may depend on a text that changes."""
+    text = os.path.join(folder, "text")
+    with open(text, "w", encoding="ascii") as file:
+        file.write(text_of_words())
+    return text
+
+
 def gpt(ranks, flags, folder):
     """(training loss, validation loss or nothing) of every step."""
+    os.makedirs(folder, exist_ok=True)
     program = os.path.join(TOP, "build", "gpt")
     if not os.path.exists(program):
         subprocess.check_call(["make", "--no-print-directory", "build/gpt"], cwd=TOP, timeout=EACH)
-    run = subprocess.run([program, "--ranks", str(ranks), "--out", folder] + GPT + flags.split(),
+    run = subprocess.run([program, "--text", written_text(folder), "--ranks", str(ranks), "--out",
+                          folder] + GPT + flags.split(),
                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=TOP, timeout=EACH,
                          stderr=subprocess.STDOUT, encoding="utf-8", errors="replace")
     check(run.returncode == 0, flags, run.stdout[-600:])
@@ -67,19 +90,6 @@ HASHES = {"--ranks 1": "1378241427c0e447", "--ranks 2 --tp 2": "a90919f4fde6a204
           "--ranks 3 --tp 3": "a9764b87b922c4dd", "--ranks 4 --tp 4": "d3b6c4a6292814dd",
           "--ranks 2 --tp 2 --sequence-parallel": "6bcdd0dee476b056",
           "--ranks 2 --pp 2": "4c5fa8eedede71bc"}
-WORDS = ("the a one two rank ranks holds sends sums shard of and to in row column weight loss grad "
-         "step tensor each part whole").split()
-
-
-def text_of_words():
-    """6000 words, which a linear congruential generator picks."""
-    state, words = 12345, []
-    for _ in range(6000):
-        state = (state * 1103515245 + 12345) % 2**31
-        words.append(WORDS[(state >> 16) % len(WORDS)] + (".\n" if (state >> 8) % 9 == 0 else ""))
-    return " ".join(words)
-
-
 def losses_keep_their_bits(folder):
     flags = ""
     if platform.machine() in ("x86_64", "AMD64") and os.path.exists("/proc/cpuinfo"):
@@ -89,9 +99,7 @@ def losses_keep_their_bits(folder):
         raise Skipped("needs x86-64 with AVX2 and FMA: other processors round elsewhere")
     if "clang" in os.environ.get("CC", ""):
         raise Skipped("needs gcc, which by -std=c99 contracts no a * b + c")
-    text = os.path.join(folder, "text")
-    with open(text, "w", encoding="ascii") as file:
-        file.write(text_of_words())
+    text = written_text(folder)
     for flags, want in HASHES.items():
         out = os.path.join(folder, "out")
         run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--text", text, "--chars", "--out",
@@ -137,16 +145,19 @@ def copies_that_seldom_meet_learn(folder):
 
 
 def activations_may_be_sent_in_few_bits(folder):
-    """Whatever is sent: all-reduces, gathers and scatters of sequences, stages of a pipeline."""
+    """Whatever is sent: all-reduces, gathers and scatters of sequences, stages of a pipeline. The
+    first steps show the wire's own error; training lets any rounding grow later."""
+    first, most_at_the_end = 40, 1e-2
     size = "--layers 2 --context 64 --batch 8 "
-    want = gpt(1, size, os.path.join(folder, "one"))
-    for ranks, flags, most in ((2, "--wire bf16", 4e-3), (3, "--wire q8_0", 2e-2),
-                               (2, "--wire q8_0 --checkpoint", 2e-2),
-                               (2, "--wire q8_0 --sequence-parallel", 2e-2),
-                               (2, "--wire bf16 --pp 2", 4e-3), (4, "--wire q8_0 --pp 2", 2e-2)):
+    want = [list(map(float, filter(None, row))) for row in gpt(1, size, os.path.join(folder, "one"))]
+    for ranks, flags, most in ((2, "--wire bf16", 1e-4), (3, "--wire q8_0", 5e-4),
+                               (2, "--wire q8_0 --checkpoint", 5e-4),
+                               (2, "--wire q8_0 --sequence-parallel", 5e-4),
+                               (2, "--wire bf16 --pp 2", 1e-4), (4, "--wire q8_0 --pp 2", 5e-4)):
         got = gpt(ranks, size + flags, os.path.join(folder, flags.replace(" ", "")))
-        off = abs(float(got[-1][1]) - float(want[-1][1]))
-        check(0 < off < most, flags, got[-1], "not", want[-1])
+        off = [abs(float(ours[0]) - theirs[0]) for ours, theirs in zip(got, want)]
+        check(0 < max(off[:first]) < most, flags, "is off by", max(off[:first]))
+        check(off[-1] < most_at_the_end, flags, got[-1], "not", want[-1])
     run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--wire", "f32"], timeout=EACH,
                          stderr=subprocess.PIPE, encoding="utf-8")
     check(run.returncode == 2 and "--wire is bf16, q8_0 or q4_0, not 'f32'" in run.stderr,
@@ -169,9 +180,7 @@ def sample(text, folder, flags):
 def samples_are_written_with_few_bits(folder):
     """After the same training, the sample begins with the same characters, however the model is
     shared, and soon is another one."""
-    text = os.path.join(folder, "text")
-    with open(text, "w", encoding="ascii") as file:
-        file.write(text_of_words())
+    text = written_text(folder)
     plain, losses = sample(text, folder, "--ranks 1")
     for kind in ("q8_0", "q4_0"):
         one, same = sample(text, folder, "--ranks 1 --weights " + kind)
