@@ -564,7 +564,7 @@ typedef struct tshi_uv_heap tshi_uv_heap; /* >>uv-heap */
 typedef struct tshi_uv_pipe {
     char *out;      /* ring for bytes to the peer; NULL: the connection uses its socket */
     const char *in; /* ring for bytes from the peer */
-    int64_t size;   /* bytes of each ring */
+    int64_t size;   /* bytes of each ring: a power of two */
     /* sent: end of the bytes in `out`; taken: beginning of those in `in` that are still needed.
      * Both are in this rank's segment, and atomic */
     int64_t *sent, *taken;
@@ -5769,10 +5769,14 @@ static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank
 static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t most, int64_t from,
                                 int64_t to) {
     double tile[512]; /* buffer for sums, as double, so that it is aligned for every dtype */
-    tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
-    tshi_uv_parts parts = {op, own.at, from};
-    int64_t width = tshi_uv_width(op);
-    int64_t n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
+    /* this rank's own data: in an all-reduce where, in recv, the sums are stored */
+    tshi_uv_span own = {(char *)tshi_uv_send_buffer(op) + to, most};
+    tshi_uv_parts parts = {op, NULL, from};
+    int64_t width = tshi_uv_width(op), n;
+    if (op->coll.kind != TSH_ALLREDUCE)
+        own = tshi_uv_in_rows(op, tshi_uv_send_buffer(op), op->coll.recv_counts, k, at);
+    parts.own = own.at;
+    n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
     if (n <= 0) return 0;
     tshb_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
     memcpy((char *)op->coll.recv + to, tile, (size_t)(n * width));
@@ -5790,10 +5794,12 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     /* 1: sums every chunk; 0 (reduce-scatter): only this rank's */
     int all = op->coll.kind == TSH_ALLREDUCE;
+    int64_t base = 0; /* offset in recv of the chunk's sum */
     for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
-        int64_t size = tshi_uv_length(op, k), base = tshi_uv_sum_place(op, k);
+        int64_t size = tshi_uv_length(op, k);
         for (int64_t at = 0; at < size;)
             at += tshi_uv_sum_tile(op, k, at, size - at, base + at, base + at);
+        base += size;
     }
 }
 
@@ -6487,9 +6493,10 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
 /* ========================================================================== */
 /* >>uv-shm-flow                                MARK: - uv-shm-flow (private) */
 /* Moves frames through the rings of a connection in shared memory, as        */
-/* >>uv-flow does on a socket, but without checksums. A frame begins so that  */
-/* its payload is aligned to 64 bytes. With TSHI_UV_PIECES in a group that    */
-/* shares memory as a whole, data to be summed is read where it lies.         */
+/* >>uv-flow does on a socket, but without checksums. A frame begins with a   */
+/* cache line; so does its payload, unless it fits into the header's line.    */
+/* With TSHI_UV_PIECES in a group that shares memory as a whole, data to be   */
+/* summed is read where it lies.                                              */
 /* A payload that lies in the sender's heap is sent by reference: the ring    */
 /* has references to its parts, as they become ready, and the receiver reads  */
 /* the heap. Such a frame is complete once the receiver has read everything.  */
@@ -6501,10 +6508,16 @@ typedef struct tshi_uv_reference {
     int64_t at, size; /* offset in the sender's segment; bytes */
 } tshi_uv_reference;
 
-/* Returns the position at or after `at` where the next frame begins. */
+/* Returns the position at or after `at` where the next frame begins: a cache line's. */
 static int64_t tshi_uv_shm_next_frame(int64_t at) {
-    const int64_t head = (int64_t)sizeof(tshi_uv_head);
-    return (at + head + 63) / 64 * 64 - head;
+    return (at + 63) / 64 * 64;
+}
+
+/* Returns the position of a payload whose header ends at `at`: there, if all of it fits into the
+ * header's cache line, else the next line's. */
+static int64_t tshi_uv_shm_payload(int64_t at, uint64_t bytes) {
+    const int64_t line = tshi_uv_shm_next_frame(at);
+    return bytes <= (uint64_t)(line - at) ? at : line;
 }
 
 /* Tells the peer how far this rank has written, if that is new to it. */
@@ -6577,7 +6590,7 @@ static void tshi_uv_shm_own(char *at, int64_t n) {
  * pipe->wrote or pipe->read. */
 static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
     while (n > 0) {
-        int64_t *position = out ? &pipe->wrote : &pipe->read, offset = *position % pipe->size;
+        int64_t *position = out ? &pipe->wrote : &pipe->read, offset = *position & (pipe->size - 1);
         const int64_t now = tshi_uv_min(n, pipe->size - offset);
         memcpy(out ? pipe->out + offset : at, out ? at : pipe->in + offset, (size_t)now);
         *position += now;
@@ -6615,6 +6628,7 @@ static int tshi_uv_shm_write_head(tshi_uv_link *link, const tshi_uv_op *op, tshi
     head.bytes = (uint64_t)s->total;
     head.refers = (uint8_t)pipe->refers;
     tshi_uv_shm_copy(pipe, (char *)&head, (int64_t)sizeof head, 1);
+    pipe->wrote = tshi_uv_shm_payload(pipe->wrote, head.bytes);
     s->head = sizeof head;
     return 1;
 }
@@ -6677,7 +6691,7 @@ static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     pipe->read = tshi_uv_shm_next_frame(pipe->read);
     if (!tshi_uv_shm_room(link, head, 0)) return 0;
     tshi_uv_shm_copy(pipe, (char *)&link->heard, head, 0);
-    pipe->payload = pipe->read;
+    pipe->payload = pipe->read = tshi_uv_shm_payload(pipe->read, link->heard.bytes);
     memset(&pipe->summed, 0, sizeof pipe->summed);
     memset(&pipe->copied, 0, sizeof pipe->copied);
     link->heard_done = sizeof link->heard; /* tshi_uv_check_head sets it to 0 after a clear */
@@ -6708,7 +6722,7 @@ static int tshi_uv_shm_read_reference(tshi_uv_link *link, const tshi_uv_stream *
 static tshi_uv_span tshi_uv_shm_next(tshi_uv_link *link, const tshi_uv_op *op,
                                      const tshi_uv_stream *s, int64_t summed) {
     tshi_uv_pipe *pipe = &link->pipe;
-    const int64_t offset = pipe->read % pipe->size;
+    const int64_t offset = pipe->read & (pipe->size - 1);
     tshi_uv_source *source = s->done < summed ? &pipe->summed : &pipe->copied;
     /* the casts remove const; the bytes are only read */
     tshi_uv_span span = {(char *)(uintptr_t)pipe->in + offset, 0};
@@ -6836,27 +6850,34 @@ static int tshi_uv_read_link(tshi_uv_link *link) {
     return link->pipe.out ? tshi_uv_shm_read(link) : tshi_uv_read_once(link);
 }
 
-/* Writes once to a connection. Returns 0 if nothing could be written. */
+/* Writes to a connection as much as it takes now. Returns 0 if that is nothing. */
 static int tshi_uv_write_link(tshi_uv_link *link) {
-    return link->pipe.out ? tshi_uv_shm_write(link) : tshi_uv_write_once(link);
+    int moved = 0;
+    while ((link->out.used || link->clears.used) && !(link->want & UV_WRITABLE) &&
+           (link->pipe.out ? tshi_uv_shm_write(link) : tshi_uv_write_once(link)))
+        moved = 1;
+    return moved;
 }
 
-/* Sends and receives all that is possible now on one connection. Returns 0 if no byte was moved. */
+/* Sends and receives all that is possible now on one connection: sends first, as the peer may wait
+ * for it. Returns 0 if no byte was moved. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
-    int moved = 0, got;
+    int moved, got, heard = 0;
     link->want = 0; /* libuv events to wait for, set below: none yet */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
     /* messages from this rank to itself are copied, not sent */
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
+    moved = tshi_uv_write_link(link);
+    if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
     if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
         do {
             got = tshi_uv_read_link(link);
-            moved |= got;
+            heard |= got;
         } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
     }
-    if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
-    while (!(link->want & UV_WRITABLE) && tshi_uv_write_link(link)) moved = 1;
-    return moved;
+    if (!heard || TSHI_UV_GET(&link->group->world->halted)) return moved;
+    link->want &= ~UV_WRITABLE; /* the bytes read may allow to send more */
+    return 1 | tshi_uv_write_link(link);
 }
 
 /* Sends and receives all bytes that can be moved now, in all groups. Returns 0 if none were. */
@@ -6917,8 +6938,10 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
-        for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
-        if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
+        if (coll->kind == TSH_ALLREDUCE)
+            sent = coll->count * tshi_uv_width(op) * (size - 1);
+        else
+            for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (size == 1 || sent <= (whole ? TSHI_UV_SHM_DIRECT_MOST : TSHI_UV_DIRECT_MOST))
             return TSHI_UV_DIRECT;
         /* in shared memory it costs nothing more to reach all ranks than the next one */

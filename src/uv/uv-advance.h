@@ -31,27 +31,34 @@ static int tshi_uv_read_link(tshi_uv_link *link) {
     return link->pipe.out ? tshi_uv_shm_read(link) : tshi_uv_read_once(link);
 }
 
-/* Writes once to a connection. Returns 0 if nothing could be written. */
+/* Writes to a connection as much as it takes now. Returns 0 if that is nothing. */
 static int tshi_uv_write_link(tshi_uv_link *link) {
-    return link->pipe.out ? tshi_uv_shm_write(link) : tshi_uv_write_once(link);
+    int moved = 0;
+    while ((link->out.used || link->clears.used) && !(link->want & UV_WRITABLE) &&
+           (link->pipe.out ? tshi_uv_shm_write(link) : tshi_uv_write_once(link)))
+        moved = 1;
+    return moved;
 }
 
-/* Sends and receives all that is possible now on one connection. Returns 0 if no byte was moved. */
+/* Sends and receives all that is possible now on one connection: sends first, as the peer may wait
+ * for it. Returns 0 if no byte was moved. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
-    int moved = 0, got;
+    int moved, got, heard = 0;
     link->want = 0; /* libuv events to wait for, set below: none yet */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
     /* messages from this rank to itself are copied, not sent */
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
+    moved = tshi_uv_write_link(link);
+    if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
     if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
         do {
             got = tshi_uv_read_link(link);
-            moved |= got;
+            heard |= got;
         } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
     }
-    if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
-    while (!(link->want & UV_WRITABLE) && tshi_uv_write_link(link)) moved = 1;
-    return moved;
+    if (!heard || TSHI_UV_GET(&link->group->world->halted)) return moved;
+    link->want &= ~UV_WRITABLE; /* the bytes read may allow to send more */
+    return 1 | tshi_uv_write_link(link);
 }
 
 /* Sends and receives all bytes that can be moved now, in all groups. Returns 0 if none were. */

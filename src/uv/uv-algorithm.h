@@ -449,10 +449,14 @@ static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank
 static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t most, int64_t from,
                                 int64_t to) {
     double tile[512]; /* buffer for sums, as double, so that it is aligned for every dtype */
-    tshi_uv_span own = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), k, at);
-    tshi_uv_parts parts = {op, own.at, from};
-    int64_t width = tshi_uv_width(op);
-    int64_t n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
+    /* this rank's own data: in an all-reduce where, in recv, the sums are stored */
+    tshi_uv_span own = {(char *)tshi_uv_send_buffer(op) + to, most};
+    tshi_uv_parts parts = {op, NULL, from};
+    int64_t width = tshi_uv_width(op), n;
+    if (op->coll.kind != TSH_ALLREDUCE)
+        own = tshi_uv_in_rows(op, tshi_uv_send_buffer(op), op->coll.recv_counts, k, at);
+    parts.own = own.at;
+    n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
     if (n <= 0) return 0;
     tshb_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
     memcpy((char *)op->coll.recv + to, tile, (size_t)(n * width));
@@ -470,10 +474,12 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     /* 1: sums every chunk; 0 (reduce-scatter): only this rank's */
     int all = op->coll.kind == TSH_ALLREDUCE;
+    int64_t base = 0; /* offset in recv of the chunk's sum */
     for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
-        int64_t size = tshi_uv_length(op, k), base = tshi_uv_sum_place(op, k);
+        int64_t size = tshi_uv_length(op, k);
         for (int64_t at = 0; at < size;)
             at += tshi_uv_sum_tile(op, k, at, size - at, base + at, base + at);
+        base += size;
     }
 }
 

@@ -1,9 +1,10 @@
 /* ========================================================================== */
 /* >>uv-shm-flow                                MARK: - uv-shm-flow (private) */
 /* Moves frames through the rings of a connection in shared memory, as        */
-/* >>uv-flow does on a socket, but without checksums. A frame begins so that  */
-/* its payload is aligned to 64 bytes. With TSHI_UV_PIECES in a group that    */
-/* shares memory as a whole, data to be summed is read where it lies.         */
+/* >>uv-flow does on a socket, but without checksums. A frame begins with a   */
+/* cache line; so does its payload, unless it fits into the header's line.    */
+/* With TSHI_UV_PIECES in a group that shares memory as a whole, data to be   */
+/* summed is read where it lies.                                              */
 /* A payload that lies in the sender's heap is sent by reference: the ring    */
 /* has references to its parts, as they become ready, and the receiver reads  */
 /* the heap. Such a frame is complete once the receiver has read everything.  */
@@ -15,10 +16,16 @@ typedef struct tshi_uv_reference {
     int64_t at, size; /* offset in the sender's segment; bytes */
 } tshi_uv_reference;
 
-/* Returns the position at or after `at` where the next frame begins. */
+/* Returns the position at or after `at` where the next frame begins: a cache line's. */
 static int64_t tshi_uv_shm_next_frame(int64_t at) {
-    const int64_t head = (int64_t)sizeof(tshi_uv_head);
-    return (at + head + 63) / 64 * 64 - head;
+    return (at + 63) / 64 * 64;
+}
+
+/* Returns the position of a payload whose header ends at `at`: there, if all of it fits into the
+ * header's cache line, else the next line's. */
+static int64_t tshi_uv_shm_payload(int64_t at, uint64_t bytes) {
+    const int64_t line = tshi_uv_shm_next_frame(at);
+    return bytes <= (uint64_t)(line - at) ? at : line;
 }
 
 /* Tells the peer how far this rank has written, if that is new to it. */
@@ -91,7 +98,7 @@ static void tshi_uv_shm_own(char *at, int64_t n) {
  * pipe->wrote or pipe->read. */
 static void tshi_uv_shm_copy(tshi_uv_pipe *pipe, char *at, int64_t n, int out) {
     while (n > 0) {
-        int64_t *position = out ? &pipe->wrote : &pipe->read, offset = *position % pipe->size;
+        int64_t *position = out ? &pipe->wrote : &pipe->read, offset = *position & (pipe->size - 1);
         const int64_t now = tshi_uv_min(n, pipe->size - offset);
         memcpy(out ? pipe->out + offset : at, out ? at : pipe->in + offset, (size_t)now);
         *position += now;
@@ -129,6 +136,7 @@ static int tshi_uv_shm_write_head(tshi_uv_link *link, const tshi_uv_op *op, tshi
     head.bytes = (uint64_t)s->total;
     head.refers = (uint8_t)pipe->refers;
     tshi_uv_shm_copy(pipe, (char *)&head, (int64_t)sizeof head, 1);
+    pipe->wrote = tshi_uv_shm_payload(pipe->wrote, head.bytes);
     s->head = sizeof head;
     return 1;
 }
@@ -191,7 +199,7 @@ static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     pipe->read = tshi_uv_shm_next_frame(pipe->read);
     if (!tshi_uv_shm_room(link, head, 0)) return 0;
     tshi_uv_shm_copy(pipe, (char *)&link->heard, head, 0);
-    pipe->payload = pipe->read;
+    pipe->payload = pipe->read = tshi_uv_shm_payload(pipe->read, link->heard.bytes);
     memset(&pipe->summed, 0, sizeof pipe->summed);
     memset(&pipe->copied, 0, sizeof pipe->copied);
     link->heard_done = sizeof link->heard; /* tshi_uv_check_head sets it to 0 after a clear */
@@ -222,7 +230,7 @@ static int tshi_uv_shm_read_reference(tshi_uv_link *link, const tshi_uv_stream *
 static tshi_uv_span tshi_uv_shm_next(tshi_uv_link *link, const tshi_uv_op *op,
                                      const tshi_uv_stream *s, int64_t summed) {
     tshi_uv_pipe *pipe = &link->pipe;
-    const int64_t offset = pipe->read % pipe->size;
+    const int64_t offset = pipe->read & (pipe->size - 1);
     tshi_uv_source *source = s->done < summed ? &pipe->summed : &pipe->copied;
     /* the casts remove const; the bytes are only read */
     tshi_uv_span span = {(char *)(uintptr_t)pipe->in + offset, 0};

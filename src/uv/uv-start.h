@@ -44,8 +44,10 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
-        for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
-        if (coll->kind == TSH_ALLREDUCE) sent *= size - 1;
+        if (coll->kind == TSH_ALLREDUCE)
+            sent = coll->count * tshi_uv_width(op) * (size - 1);
+        else
+            for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (size == 1 || sent <= (whole ? TSHI_UV_SHM_DIRECT_MOST : TSHI_UV_DIRECT_MOST))
             return TSHI_UV_DIRECT;
         /* in shared memory it costs nothing more to reach all ranks than the next one */

@@ -246,7 +246,7 @@ typedef struct tshi_uv_heap tshi_uv_heap; /* >>uv-heap */
 typedef struct tshi_uv_pipe {
     char *out;      /* ring for bytes to the peer; NULL: the connection uses its socket */
     const char *in; /* ring for bytes from the peer */
-    int64_t size;   /* bytes of each ring */
+    int64_t size;   /* bytes of each ring: a power of two */
     /* sent: end of the bytes in `out`; taken: beginning of those in `in` that are still needed.
      * Both are in this rank's segment, and atomic */
     int64_t *sent, *taken;
