@@ -5737,7 +5737,7 @@ static int64_t tshi_uv_summed_in_place(const tshi_uv_op *op) {
 static tshi_uv_span tshi_uv_arrived(const tshi_uv_op *op, int r, int64_t offset) {
     const tshi_uv_link *link = &op->group->link[r];
     const tshi_uv_pipe *pipe = &link->pipe;
-    const int64_t at = (pipe->payload + offset) % pipe->size;
+    const int64_t at = (pipe->payload + offset) & (pipe->size - 1);
     tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at};
     if (!link->heard.refers) return span;
     span.at = (char *)(uintptr_t)pipe->summed.at + (offset - pipe->summed.begin);
@@ -5769,7 +5769,7 @@ static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank
 static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t most, int64_t from,
                                 int64_t to) {
     double tile[512]; /* buffer for sums, as double, so that it is aligned for every dtype */
-    /* this rank's own data: in an all-reduce where, in recv, the sums are stored */
+    /* this rank's own data: in an all-reduce at the same offset of send as the sums in recv */
     tshi_uv_span own = {(char *)tshi_uv_send_buffer(op) + to, most};
     tshi_uv_parts parts = {op, NULL, from};
     int64_t width = tshi_uv_width(op), n;
@@ -6493,8 +6493,9 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
 /* ========================================================================== */
 /* >>uv-shm-flow                                MARK: - uv-shm-flow (private) */
 /* Moves frames through the rings of a connection in shared memory, as        */
-/* >>uv-flow does on a socket, but without checksums. A frame begins with a   */
-/* cache line; so does its payload, unless it fits into the header's line.    */
+/* >>uv-flow does on a socket, but without checksums. A frame begins at the   */
+/* beginning of a cache line (64 bytes); so does its payload, unless all of   */
+/* it fits into the header's line.                                            */
 /* With TSHI_UV_PIECES in a group that shares memory as a whole, data to be   */
 /* summed is read where it lies.                                              */
 /* A payload that lies in the sender's heap is sent by reference: the ring    */
@@ -6508,15 +6509,15 @@ typedef struct tshi_uv_reference {
     int64_t at, size; /* offset in the sender's segment; bytes */
 } tshi_uv_reference;
 
-/* Returns the position at or after `at` where the next frame begins: a cache line's. */
-static int64_t tshi_uv_shm_next_frame(int64_t at) {
+/* Returns the position of the first cache line at or after `at`. */
+static int64_t tshi_uv_shm_line(int64_t at) {
     return (at + 63) / 64 * 64;
 }
 
 /* Returns the position of a payload whose header ends at `at`: there, if all of it fits into the
  * header's cache line, else the next line's. */
 static int64_t tshi_uv_shm_payload(int64_t at, uint64_t bytes) {
-    const int64_t line = tshi_uv_shm_next_frame(at);
+    const int64_t line = tshi_uv_shm_line(at);
     return bytes <= (uint64_t)(line - at) ? at : line;
 }
 
@@ -6622,8 +6623,11 @@ static int tshi_uv_shm_write_head(tshi_uv_link *link, const tshi_uv_op *op, tshi
                                   int clear) {
     tshi_uv_pipe *pipe = &link->pipe;
     tshi_uv_head head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, clear) : op->head;
-    pipe->wrote = tshi_uv_shm_next_frame(pipe->wrote);
-    if (!tshi_uv_shm_room(link, (int64_t)sizeof head, 1)) return 0;
+    int64_t need; /* bytes of room */
+    pipe->wrote = tshi_uv_shm_line(pipe->wrote);
+    /* with the rest of the header's line, where the payload is in the next one */
+    need = tshi_uv_shm_payload((int64_t)sizeof head, (uint64_t)s->total);
+    if (!tshi_uv_shm_room(link, need, 1)) return 0;
     pipe->refers = tshi_uv_shm_refers(link, op, s);
     head.bytes = (uint64_t)s->total;
     head.refers = (uint8_t)pipe->refers;
@@ -6688,7 +6692,7 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
 static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     tshi_uv_pipe *pipe = &link->pipe;
     const int64_t head = (int64_t)sizeof link->heard;
-    pipe->read = tshi_uv_shm_next_frame(pipe->read);
+    pipe->read = tshi_uv_shm_line(pipe->read);
     if (!tshi_uv_shm_room(link, head, 0)) return 0;
     tshi_uv_shm_copy(pipe, (char *)&link->heard, head, 0);
     pipe->payload = pipe->read = tshi_uv_shm_payload(pipe->read, link->heard.bytes);
@@ -6860,23 +6864,21 @@ static int tshi_uv_write_link(tshi_uv_link *link) {
 }
 
 /* Sends and receives all that is possible now on one connection: sends first, as the peer may wait
- * for it. Returns 0 if no byte was moved. */
+ * for it, and once more after receiving. Returns 0 if no byte was moved, or after an error. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
-    int moved, got, heard = 0;
+    const int messages = tshi_uv_for_messages(link);
+    int moved, got = 2, heard = 0;
     link->want = 0; /* libuv events to wait for, set below: none yet */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
     /* messages from this rank to itself are copied, not sent */
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
     moved = tshi_uv_write_link(link);
     if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
-    if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
-        do {
-            got = tshi_uv_read_link(link);
-            heard |= got;
-        } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
-    }
+    /* a message can be sent once its clear has arrived; the peer may close after the last one */
+    for (; got == 2 && (link->in.used || (messages && link->out.used)); heard |= got)
+        got = tshi_uv_read_link(link);
     if (!heard || TSHI_UV_GET(&link->group->world->halted)) return moved;
-    link->want &= ~UV_WRITABLE; /* the bytes read may allow to send more */
+    if (link->pipe.out) link->want &= ~UV_WRITABLE; /* there may be more that is ready to be sent */
     return 1 | tshi_uv_write_link(link);
 }
 

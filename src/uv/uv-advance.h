@@ -41,23 +41,21 @@ static int tshi_uv_write_link(tshi_uv_link *link) {
 }
 
 /* Sends and receives all that is possible now on one connection: sends first, as the peer may wait
- * for it. Returns 0 if no byte was moved. */
+ * for it, and once more after receiving. Returns 0 if no byte was moved, or after an error. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
-    int moved, got, heard = 0;
+    const int messages = tshi_uv_for_messages(link);
+    int moved, got = 2, heard = 0;
     link->want = 0; /* libuv events to wait for, set below: none yet */
     if (!link->in.used && !link->out.used && !link->clears.used) return 0;
     /* messages from this rank to itself are copied, not sent */
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
     moved = tshi_uv_write_link(link);
     if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
-    if (link->in.used || tshi_uv_for_messages(link)) { /* a clear may arrive at any time */
-        do {
-            got = tshi_uv_read_link(link);
-            heard |= got;
-        } while (got == 2 && (link->in.used || (tshi_uv_for_messages(link) && link->out.used)));
-    }
+    /* a message can be sent once its clear has arrived; the peer may close after the last one */
+    for (; got == 2 && (link->in.used || (messages && link->out.used)); heard |= got)
+        got = tshi_uv_read_link(link);
     if (!heard || TSHI_UV_GET(&link->group->world->halted)) return moved;
-    link->want &= ~UV_WRITABLE; /* the bytes read may allow to send more */
+    if (link->pipe.out) link->want &= ~UV_WRITABLE; /* there may be more that is ready to be sent */
     return 1 | tshi_uv_write_link(link);
 }
 

@@ -417,7 +417,7 @@ static int64_t tshi_uv_summed_in_place(const tshi_uv_op *op) {
 static tshi_uv_span tshi_uv_arrived(const tshi_uv_op *op, int r, int64_t offset) {
     const tshi_uv_link *link = &op->group->link[r];
     const tshi_uv_pipe *pipe = &link->pipe;
-    const int64_t at = (pipe->payload + offset) % pipe->size;
+    const int64_t at = (pipe->payload + offset) & (pipe->size - 1);
     tshi_uv_span span = {(char *)(uintptr_t)pipe->in + at, pipe->size - at};
     if (!link->heard.refers) return span;
     span.at = (char *)(uintptr_t)pipe->summed.at + (offset - pipe->summed.begin);
@@ -449,7 +449,7 @@ static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank
 static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t most, int64_t from,
                                 int64_t to) {
     double tile[512]; /* buffer for sums, as double, so that it is aligned for every dtype */
-    /* this rank's own data: in an all-reduce where, in recv, the sums are stored */
+    /* this rank's own data: in an all-reduce at the same offset of send as the sums in recv */
     tshi_uv_span own = {(char *)tshi_uv_send_buffer(op) + to, most};
     tshi_uv_parts parts = {op, NULL, from};
     int64_t width = tshi_uv_width(op), n;

@@ -1,8 +1,9 @@
 /* ========================================================================== */
 /* >>uv-shm-flow                                MARK: - uv-shm-flow (private) */
 /* Moves frames through the rings of a connection in shared memory, as        */
-/* >>uv-flow does on a socket, but without checksums. A frame begins with a   */
-/* cache line; so does its payload, unless it fits into the header's line.    */
+/* >>uv-flow does on a socket, but without checksums. A frame begins at the   */
+/* beginning of a cache line (64 bytes); so does its payload, unless all of   */
+/* it fits into the header's line.                                            */
 /* With TSHI_UV_PIECES in a group that shares memory as a whole, data to be   */
 /* summed is read where it lies.                                              */
 /* A payload that lies in the sender's heap is sent by reference: the ring    */
@@ -16,15 +17,15 @@ typedef struct tshi_uv_reference {
     int64_t at, size; /* offset in the sender's segment; bytes */
 } tshi_uv_reference;
 
-/* Returns the position at or after `at` where the next frame begins: a cache line's. */
-static int64_t tshi_uv_shm_next_frame(int64_t at) {
+/* Returns the position of the first cache line at or after `at`. */
+static int64_t tshi_uv_shm_line(int64_t at) {
     return (at + 63) / 64 * 64;
 }
 
 /* Returns the position of a payload whose header ends at `at`: there, if all of it fits into the
  * header's cache line, else the next line's. */
 static int64_t tshi_uv_shm_payload(int64_t at, uint64_t bytes) {
-    const int64_t line = tshi_uv_shm_next_frame(at);
+    const int64_t line = tshi_uv_shm_line(at);
     return bytes <= (uint64_t)(line - at) ? at : line;
 }
 
@@ -130,8 +131,11 @@ static int tshi_uv_shm_write_head(tshi_uv_link *link, const tshi_uv_op *op, tshi
                                   int clear) {
     tshi_uv_pipe *pipe = &link->pipe;
     tshi_uv_head head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, clear) : op->head;
-    pipe->wrote = tshi_uv_shm_next_frame(pipe->wrote);
-    if (!tshi_uv_shm_room(link, (int64_t)sizeof head, 1)) return 0;
+    int64_t need; /* bytes of room */
+    pipe->wrote = tshi_uv_shm_line(pipe->wrote);
+    /* with the rest of the header's line, where the payload is in the next one */
+    need = tshi_uv_shm_payload((int64_t)sizeof head, (uint64_t)s->total);
+    if (!tshi_uv_shm_room(link, need, 1)) return 0;
     pipe->refers = tshi_uv_shm_refers(link, op, s);
     head.bytes = (uint64_t)s->total;
     head.refers = (uint8_t)pipe->refers;
@@ -196,7 +200,7 @@ static int tshi_uv_shm_write(tshi_uv_link *link) {
 static int tshi_uv_shm_read_head(tshi_uv_link *link) {
     tshi_uv_pipe *pipe = &link->pipe;
     const int64_t head = (int64_t)sizeof link->heard;
-    pipe->read = tshi_uv_shm_next_frame(pipe->read);
+    pipe->read = tshi_uv_shm_line(pipe->read);
     if (!tshi_uv_shm_room(link, head, 0)) return 0;
     tshi_uv_shm_copy(pipe, (char *)&link->heard, head, 0);
     pipe->payload = pipe->read = tshi_uv_shm_payload(pipe->read, link->heard.bytes);
