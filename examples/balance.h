@@ -1,11 +1,10 @@
-/* balance.h - shares of ranks that are not equally fast (tsh_desc.shares): measured, and kept for
- * the next start. */
+/* balance.h - shares of ranks that are not equally fast (tsh_desc.shares): given, or measured. */
 #ifndef EXAMPLES_BALANCE_H
 #define EXAMPLES_BALANCE_H
 
 #include "../tshard.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { BALANCE_RANKS = 64, BALANCE_MOST = 1000 };
@@ -54,26 +53,18 @@ static tsh_result balance_measure(tsh_comm *comm, int tp, int threads, tsh_dtype
     return TSH_OK;
 }
 
-/* Reads tp shares, as balance_write has written them. Returns 0 if there are none. */
-static int balance_read(const char *path, int tp, int *shares) {
-    FILE *file = fopen(path, "r");
-    int ranks = 0, count = 0;
-    if (!file) return 0;
-    if (fscanf(file, "%d", &ranks) == 1 && ranks == tp)
-        while (count < tp && fscanf(file, "%d", &shares[count]) == 1 && shares[count] > 0) count++;
-    (void)fclose(file);
-    return count == tp;
-}
-
-/* Writes the shares; returns 0 if that failed. */
-static int balance_write(const char *path, int tp, const int *shares) {
-    FILE *file = fopen(path, "w");
-    int good = file != NULL;
-    if (good) good = fprintf(file, "%d", tp) > 0;
-    for (int t = 0; good && t < tp; t++) good = fprintf(file, " %d", shares[t]) > 0;
-    if (good) good = fputc('\n', file) != EOF;
-    if (file && fclose(file) != 0) good = 0;
-    return good;
+/* Reads "2,1", the shares of tp ranks. Returns 0 if the text is something else. */
+static int balance_parse(const char *text, int tp, int *shares) {
+    int count = 0;
+    while (count < tp) {
+        char *end = NULL;
+        const long share = strtol(text, &end, 10);
+        if (end == text || share < 1 || share > 1000000) break;
+        shares[count++] = (int)share;
+        text = end + (*end == ',');
+        if (*end != ',') break;
+    }
+    return *text == '\0' && count == tp;
 }
 
 #endif /* EXAMPLES_BALANCE_H */

@@ -27,7 +27,6 @@
 #ifdef GPT_BLIS
 #include "../backends/tshard_blis.h"
 #endif
-#include "balance.h"
 #include "output.h"
 #include "gpt_report.h"
 #include "gpt_setup.h"
@@ -741,6 +740,28 @@ static int join_world(gpt_job *job) {
     return refuse("%d ranks are more than %d", job->comm.size, MAX_RANKS);
 }
 
+/* Reads tp shares, as write_shares has written them. Returns 0 if there are none. */
+static int read_shares(const char *path, int tp, int *shares) {
+    FILE *file = fopen(path, "r");
+    int ranks = 0, count = 0;
+    if (!file) return 0;
+    if (fscanf(file, "%d", &ranks) == 1 && ranks == tp)
+        while (count < tp && fscanf(file, "%d", &shares[count]) == 1 && shares[count] > 0) count++;
+    (void)fclose(file);
+    return count == tp;
+}
+
+/* Writes the shares; returns 0 if that failed. */
+static int write_shares(const char *path, int tp, const int *shares) {
+    FILE *file = fopen(path, "w");
+    int good = file != NULL;
+    if (good) good = fprintf(file, "%d", tp) > 0;
+    for (int t = 0; good && t < tp; t++) good = fprintf(file, " %d", shares[t]) > 0;
+    if (good) good = fputc('\n', file) != EOF;
+    if (file && fclose(file) != 0) good = 0;
+    return good;
+}
+
 /* Decides the shares of --balance auto on all ranks: those of the run that goes on, or by
  * measuring. Rank 0 keeps them beside the state. */
 static tsh_result decide_shares(gpt_job *job, tsh_comm *comm) {
@@ -751,12 +772,12 @@ static tsh_result decide_shares(gpt_job *job, tsh_comm *comm) {
     const int tp = (int)set->tp;
     tsh_result result;
     state_path(path, set->save != NULL ? set->save : "", "shares");
-    if (comm->rank == 0 && set->resume) found[0] = balance_read(path, tp, shares);
+    if (comm->rank == 0 && set->resume) found[0] = read_shares(path, tp, shares);
     result = tsh_broadcast(comm, found, tp + 1, TSH_I32, 0);
     if (result == TSH_OK && !found[0]) {
         result = balance_measure(comm, tp, (int)set->threads, dtype_of(set), shares);
         if (result == TSH_OK && comm->rank == 0 && set->save != NULL &&
-            !balance_write(path, tp, shares))
+            !write_shares(path, tp, shares))
             fprintf(stderr, "gpt: %s cannot be written; --resume will measure again\n", path);
     }
     if (result == TSH_OK && (set->joins || comm->rank == 0)) /* threads have one job */

@@ -6,6 +6,7 @@
 
 #include "../tshard.h" /* TSH_PRINTF */
 
+#include "balance.h"
 #include "cores.h"
 #include "llm/quote.h"
 #include <errno.h>
@@ -265,20 +266,9 @@ static int check_stages(gpt_settings *s) {
                   (long long)s->pp, (long long)s->layers);
 }
 
-/* "2,1": shares of the ranks of tp. */
 static int check_balance(gpt_settings *s) {
-    const char *at = s->balance;
-    int64_t count = 0;
-    if (at == NULL || strcmp(at, "auto") == 0) return 0;
-    while (count < s->tp) {
-        char *end = NULL;
-        long share = strtol(at, &end, 10);
-        if (end == at || share < 1 || share > 1000000) break;
-        s->shares[count++] = (int)share;
-        at = end + (*end == ',');
-        if (*end != ',') break;
-    }
-    if (*at == '\0' && count == s->tp) return 0;
+    if (s->balance == NULL || strcmp(s->balance, "auto") == 0) return 0;
+    if (balance_parse(s->balance, (int)s->tp, s->shares)) return 0;
     return refuse("--balance is auto, or numbers from 1 for the ranks of --tp %lld, such as 2,1, "
                   "not '%s'",
                   (long long)s->tp, s->balance);

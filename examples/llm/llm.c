@@ -20,6 +20,7 @@
 #ifdef LLM_TCP
 #include "../../backends/tshard_uv.h"
 #endif
+#include "../balance.h"
 #include "../cores.h"
 #include "../output.h"
 #include "chat.h"
@@ -52,7 +53,7 @@ enum {
  * read it, but for the error. */
 typedef struct llm_job {
     const char *model, *dump, *backend, *dtype, *weights; /* values of flags; NULL: not given */
-    const char *tokenizer_file, *pre, *embed, *system, *template_name, *cache;
+    const char *tokenizer_file, *pre, *embed, *system, *template_name, *cache, *balance, *wire;
     text_list prompt_texts, ids, stops, ignored; /* values of --prompt, --ids, --stop, --ignore */
     int64_t tp, max_new, threads, context; /* max_new -1, others 0: not given */
     int terminal; /* --chat: 1: on a terminal, with threads of this process as ranks */
@@ -216,8 +217,8 @@ static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
          .real = &job->top_p},
         {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
         {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
-        {"seed", "of drawn tokens; finetune: of adapters, dropout and order",
-         .number = &job->seed, .zero = 1},
+        {"seed", "of drawn tokens; finetune: of adapters, dropout and order", .number = &job->seed,
+         .zero = 1},
         {"print-ids", "print tokens as numbers", .on = &job->print_ids},
         {"raw", "print control characters of generated text, too", .on = &job->codec.raw},
         {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
@@ -225,6 +226,10 @@ static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
         {"threads", "threads of each rank; else chosen with the ranks", .number = &job->threads},
         {"backend", "threads, or tcp: a process per rank, by tshard-run", .text = &job->backend},
         {"cache", "tcp: keeps what rank 0 sends of the model in this folder", .text = &job->cache},
+        {"balance", "shares of the ranks of --tp, such as 2,1; auto: measured",
+         .text = &job->balance},
+        {"wire", "bf16, q8_0 or q4_0: activations are sent in it to other ranks",
+         .text = &job->wire},
         {"dtype", "f32, bf16 or f16 of all weights; else what the model says", .text = &job->dtype},
         {"weights", "q8_0, q4_0 or q4_1: of 8 or 4 bits", .text = &job->weights},
         {"embed", "write a vector for each line of this file", .text = &job->embed},
@@ -266,14 +271,20 @@ static int parse(llm_job *job, int argc, char **argv) {
 static int check_names(const llm_job *job) {
     const tsh_dtype weights = job->weights ? llm_dtype_named(job->weights) : TSH_Q8_0;
     const tsh_dtype dtype = job->dtype ? llm_dtype_named(job->dtype) : TSH_F32;
+    const tsh_dtype wire = job->wire ? llm_dtype_named(job->wire) : TSH_BF16;
     if (weights != TSH_Q8_0 && weights != TSH_Q4_0 && weights != TSH_Q4_1)
         return usage("--weights is q8_0, q4_0 or q4_1, not '%s'", job->weights);
     if (dtype != TSH_F32 && dtype != TSH_BF16 && dtype != TSH_F16)
         return usage("--dtype is f32, bf16 or f16, not '%s'", job->dtype);
+    if (wire != TSH_BF16 && wire != TSH_Q8_0 && wire != TSH_Q4_0)
+        return usage("--wire is bf16, q8_0 or q4_0, not '%s'", job->wire);
     if (strcmp(job->backend, "threads") != 0 && strcmp(job->backend, "tcp") != 0)
         return usage("--backend is threads or tcp, not '%s'", job->backend);
     if (job->cache && strcmp(job->backend, "tcp") != 0)
         return usage("--cache is for --backend tcp, where rank 0 sends the model");
+    if (job->balance && strcmp(job->balance, "auto") == 0 && strcmp(job->backend, "tcp") != 0)
+        return usage("--balance auto is for --backend tcp; give shares, such as 2,1");
+    if (job->balance && job->plan) return usage("--plan counts equal shares; leave --balance out");
     for (size_t i = 0; i < job->stops.count; i++)
         if (!job->stops.at[i][0]) return usage("--stop needs a text that is not empty");
     return 0;
@@ -1065,7 +1076,31 @@ static void tell_ranks(const llm_job *job, const tsh_threads_desc *ranks, const 
     fprintf(stderr, "\n");
 }
 
+/* Sets desc->shares to those of --balance, kept in `shares`; prints what was measured. Returns 0
+ * after an error. */
+static int choose_shares(llm_job *job, tsh_desc *desc, int *shares) {
+    char text[16 * BALANCE_RANKS] = "";
+    if (!job->balance) return 1;
+    desc->shares = shares;
+    if (strcmp(job->balance, "auto") != 0)
+        return (desc->tp <= BALANCE_RANKS && balance_parse(job->balance, desc->tp, shares)) ||
+               !refuse(job,
+                       "--balance is auto, or numbers from 1 for the %d ranks of tp, such as "
+                       "2,1, not '%s'",
+                       desc->tp, job->balance);
+    if (job->comm.size > BALANCE_RANKS ||
+        balance_measure(&job->comm, desc->tp, desc->threads, desc->dtype, shares) != TSH_OK)
+        return !refuse(job,
+                       "--balance auto: the speeds of %d ranks, at most %d, cannot be exchanged",
+                       job->comm.size, BALANCE_RANKS);
+    for (int t = 0; t < desc->tp; t++)
+        tsh_text_add(text, sizeof text, "%s%d", t ? " : " : "", shares[t]);
+    if (job->comm.rank == 0 && !job->print_ids) fprintf(stderr, "llm: shares %s\n", text);
+    return 1;
+}
+
 static int run(llm_job *job) {
+    int shares[BALANCE_RANKS];
     tsh_desc desc = {.threads = job->threads ? (int)job->threads : 1, .logger = {heed, job}};
     tsh_threads_desc ranks = {0};
     int (*const fn)(tsh_ctx *ctx, void *user) = tunes_model(job) ? tune_run : run_rank;
@@ -1075,15 +1110,21 @@ static int run(llm_job *job) {
     if (tunes_model(job)) desc.dtype = job->tune.dtype;
     desc.seed = (uint64_t)job->tune.set.seed;
     desc.pp = (int)job->tune.set.pp;
+    if (job->wire) desc.wire = llm_dtype_named(job->wire);
     if (!job->joined) {
         choose_ranks(job, &ranks, &desc);
         tell_ranks(job, &ranks, &desc);
         desc.tp = ranks.ranks / count_groups(job);
+        if (!choose_shares(job, &desc, shares)) return 1;
         return tsh_threads_run_with(&ranks, &desc, fn, user);
     }
-    desc.comm = job->comm;
     desc.tp = job->comm.size / count_groups(job);
-    job->joined = 0;
+    job->joined = 0; /* from here on, this function or the ctx closes the comm */
+    if (!choose_shares(job, &desc, shares)) {
+        tsh_comm_close(&job->comm);
+        return 1;
+    }
+    desc.comm = job->comm;
     return tsh_run(&desc, fn, user);
 }
 

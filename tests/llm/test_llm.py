@@ -91,6 +91,7 @@ def family(name):
             compare(folder, name, "--tp", str(ranks))
             if "batch" in model:
                 compare_batch(folder, model["batch"], "--tp", str(ranks))
+        compare(folder, name, "--tp", "3", "--balance", "1,3,2")
         models.write(folder, dict(model, config=models.older(model["config"])))
         compare(folder, name, "--tp", "2")
     test.__name__ = name
@@ -102,10 +103,11 @@ def processes_write_what_threads_do(folder):
         raise Skipped(NO_LAUNCHER)
     model = models.load("smollm3")
     models.write(folder, model)
-    done = llm(folder, "--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32",
-               "--backend", "tcp", before=(LAUNCHER, "-n", "3"))
-    check(done.returncode == 0, done.stderr)
-    check(done.stdout.split() == ["[0]", *map(str, model["new"])], done.stdout, done.stderr)
+    for more in ((), ("--balance", "1,3,2"), ("--balance", "auto")):
+        done = llm(folder, "--ids", numbers(model["prompt"]), "--print-ids", "--max-new", "32",
+                   "--backend", "tcp", *more, before=(LAUNCHER, "-n", "3"))
+        check(done.returncode == 0, more, done.stderr)
+        check(done.stdout.split() == ["[0]", *map(str, model["new"])], more, done.stdout)
 
 
 def only_on_rank_0(folder, ranks=3):
@@ -478,6 +480,10 @@ def mistakes_are_told(folder):
                                (("--ids", "1", "--chat"), 2, ("one of --prompt, --ids, --chat",)),
                                (("--ids", "1", "--system", "a"), 2, ("--system", "--chat")),
                                (("--ids", "1", "--cache", folder), 2, ("--cache", "tcp")),
+                               (("--ids", "1", "--wire", "f32"), 2, ("--wire", "'f32'")),
+                               (("--ids", "1", "--balance", "auto"), 2, ("auto", "tcp")),
+                               (("--ids", "1", "--print-ids", "--balance", "2"), 1,
+                                ("2 ranks", "'2'")),
                                (("--ids", "1", "--stop", ""), 2, ("--stop", "not empty")),
                                (("--ids", "1", "--stop"), 2, ("--stop needs a value",)),
                                (("--ids", "1", "--stop", "a", "--print-ids"), 1, ("tokenizer",)),
@@ -579,7 +585,8 @@ def batches_are_texts_of_their_own(folder):
 
 
 def fewer_bits_are_near(folder):
-    """With 16 bits, and with 8 in blocks of 32, the logits are near; both at several degrees."""
+    """With 16 bits, and with 8 in blocks of 32, the logits are near, of weights or of what ranks
+    send; all at several degrees."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
              "intermediate_size": 96}
     model = models.load("llama")
@@ -599,10 +606,16 @@ def fewer_bits_are_near(folder):
     size = max(map(abs, exact))
     for flags, most in ((("--dtype", "bf16"), 0.05), (("--weights", "q8_0"), 0.04),
                         (("--weights", "q4_0"), 0.5), (("--weights", "q4_1"), 0.4)):
-        for ranks in (1, 2, 3):
-            (_, logits), _ = run(folder, model, "--tp", str(ranks), *flags)
+        for ranks in (("1",), ("2",), ("3",), ("3", "--balance", "1,2,1")):
+            (_, logits), _ = run(folder, model, "--tp", *ranks, *flags)
             off = max(abs(a - b) for a, b in zip(logits, exact)) / size
             check(1e-5 < off < most, flags, ranks, "logits are off by", off)
+    model["prompt"] = (model["prompt"] * 256)[:256]  # short activations are sent as they are
+    (_, exact), _ = run(folder, model, "--tp", "2")
+    for wire, most in (("bf16", 0.02), ("q8_0", 0.05), ("q4_0", 0.5)):
+        (_, logits), _ = run(folder, model, "--tp", "2", "--wire", wire)
+        off = max(abs(a - b) for a, b in zip(logits, exact)) / size
+        check(1e-5 < off < most, "--wire", wire, "logits are off by", off)
 
 
 CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
