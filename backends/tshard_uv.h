@@ -483,6 +483,7 @@ typedef struct tshi_uv_channel tshi_uv_channel; /* the ciphers of a connection (
 typedef struct tshi_uv_op {
     tshi_uv_group *group;
     tsh_coll coll; /* the collective or message, as the caller described it */
+    int64_t width; /* bytes of an element */
     tshi_uv_algorithm algorithm;
     tshi_uv_head head; /* header of all frames of a collective; unused for a message */
     int64_t deadline;  /* time at which the operation times out */
@@ -491,8 +492,7 @@ typedef struct tshi_uv_op {
     /* RING: bytes of the incoming stream that are summed (if they need to be) and may be forwarded;
      * PIECES: bytes of this rank's chunk that are summed */
     int64_t ready;
-    /* in, out: progress of the frame from, and to, each peer, by its rank in the group */
-    tshi_uv_stream *in, *out;
+    tshi_uv_stream *in, *out; /* progress of the frame from, and to, each rank of the group */
     /* RECV: progress of sending the "clear", the header that allows the peer to send its message */
     tshi_uv_stream clear;
     uint64_t number[2]; /* number of the message that is sent ([0]), or received ([1]) */
@@ -5345,19 +5345,15 @@ typedef struct tshi_uv_span {
     int64_t size; /* number of bytes */
 } tshi_uv_span;
 
-static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes per element. */
-    return (int64_t)tsh_dtype_size(op->coll.dtype);
-}
-
 /* Returns the bytes of rank k's chunk of op's data; 0 if the chunk is empty. */
 static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
     if (coll->kind == TSH_ALLREDUCE) /* chunks of rule 5 (>>comm-api) */
         return (tshb_coll_chunk(coll->count, size, k + 1) - tshb_coll_chunk(coll->count, size, k)) *
-               tshi_uv_width(op);
+               op->width;
     /* chunk k is recv_counts[k] elements of each of `blocks` rows */
-    return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op);
+    return coll->recv_counts[k] * coll->blocks * op->width;
 }
 
 /* Finds byte `offset` of rank k's part of a buffer. The buffer is coll.blocks rows of counts[0] +
@@ -5365,7 +5361,7 @@ static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
 static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int64_t *counts, int k,
                                     int64_t offset) {
     /* row: size in bytes of rank k's range in each row */
-    int64_t width = tshi_uv_width(op), row = counts[k] * width;
+    int64_t width = op->width, row = counts[k] * width;
     /* whole: size in bytes of a row, which has one range per rank */
     int64_t whole = tshb_coll_before(counts, op->group->size) * width;
     /* b: index of the row that holds the byte; within: its offset in rank k's range of that row */
@@ -5383,7 +5379,7 @@ static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, in
     tshi_uv_span span;
     if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
     chunk = tshb_coll_chunk(coll->count, op->group->size, k);
-    span.at = (char *)base + chunk * tshi_uv_width(op) + offset;
+    span.at = (char *)base + chunk * op->width + offset;
     span.size = tshi_uv_length(op, k) - offset;
     return span;
 }
@@ -5617,7 +5613,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
      * elements */
     tshi_uv_span left = tshi_uv_window(op, op->ready), out = left;
     tshi_uv_span right = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), in.chunk, in.offset);
-    int64_t width = tshi_uv_width(op), most = tshi_uv_min(left.size, right.size);
+    int64_t width = op->width, most = tshi_uv_min(left.size, right.size);
     int64_t n = tshi_uv_min(most, tshi_uv_min(come, in.left)) / width; /* n: number of elements */
     int last = in.step == op->group->size - 2; /* 1: this step completes the chunk */
     if (coll->kind == TSH_ALLREDUCE)
@@ -5673,12 +5669,12 @@ static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     case TSH_ALLREDUCE:
         if (op->algorithm == TSHI_UV_PIECES) /* data of chunk `to`, then sums */
             return tshi_uv_length(op, to) + tshi_uv_carried(op, from, to);
-        return coll->count * tshi_uv_width(op);             /* the whole send buffer */
+        return coll->count * op->width;                     /* the whole send buffer */
     case TSH_ALLGATHER: return tshi_uv_length(op, from);    /* all that rank `from` has */
     case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to); /* the chunk that rank `to` sums */
     case TSH_ALLTOALL: /* this rank is `from` or `to`, so it knows the count */
         return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
-               coll->blocks * tshi_uv_width(op);
+               coll->blocks * op->width;
     case TSH_SPLIT: return coll->count; /* bytes of a ticket (tshi_uv_ticket) */
     default: return 0;                  /* a barrier: headers without payload */
     }
@@ -5772,7 +5768,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
     /* this rank's own data: in an all-reduce at the same offset of send as the sums in recv */
     tshi_uv_span own = {(char *)tshi_uv_send_buffer(op) + to, most};
     tshi_uv_parts parts = {op, NULL, from};
-    int64_t width = tshi_uv_width(op), n;
+    int64_t width = op->width, n;
     if (op->coll.kind != TSH_ALLREDUCE)
         own = tshi_uv_in_rows(op, tshi_uv_send_buffer(op), op->coll.recv_counts, k, at);
     parts.own = own.at;
@@ -5786,7 +5782,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
 /* Returns the offset in recv, in bytes, at which the sum of chunk k is stored. */
 static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
     if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is that chunk only */
-    return tshb_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
+    return tshb_coll_chunk(op->coll.count, op->group->size, k) * op->width;
 }
 
 /* Sums the data of all ranks (TSHI_UV_DIRECT). Called once all of it has arrived. */
@@ -5796,7 +5792,7 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     int all = op->coll.kind == TSH_ALLREDUCE;
     int64_t base = 0; /* offset in recv of the chunk's sum */
     for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
-        int64_t size = tshi_uv_length(op, k);
+        int64_t size = all ? tshi_uv_sum_place(op, k + 1) - base : tshi_uv_length(op, k);
         for (int64_t at = 0; at < size;)
             at += tshi_uv_sum_tile(op, k, at, size - at, base + at, base + at);
         base += size;
@@ -6206,7 +6202,7 @@ static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
     head.tag = half.tag;
     head.seq = op->number[receives]; /* messages are numbered per peer and direction */
     head.count = half.count;
-    if (!receives) head.bytes = (uint64_t)(half.count * tshi_uv_width(op));
+    if (!receives) head.bytes = (uint64_t)(half.count * op->width);
     return head;
 }
 
@@ -6941,7 +6937,7 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
         if (coll->kind == TSH_ALLREDUCE)
-            sent = coll->count * tshi_uv_width(op) * (size - 1);
+            sent = coll->count * op->width * (size - 1);
         else
             for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (size == 1 || sent <= (whole ? TSHI_UV_SHM_DIRECT_MOST : TSHI_UV_DIRECT_MOST))
@@ -6952,7 +6948,7 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
             return TSHI_UV_PIECES; /* a ring would round the sum at every rank */
         return TSHI_UV_RING;
     case TSH_BROADCAST:
-        return coll->count * tshi_uv_width(op) <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
+        return coll->count * op->width <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
     case TSH_SEND:
     case TSH_RECV:
     case TSH_SENDRECV: return TSHI_UV_MESSAGE;
@@ -7012,7 +7008,7 @@ static void tshi_uv_plan_ring(tshi_uv_op *op) {
 static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
-    int64_t bytes = op->coll.count * tshi_uv_width(op);
+    int64_t bytes = op->coll.count * op->width;
     int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
     if (star && is_root) /* root sends to every rank */
@@ -7027,16 +7023,15 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
 
 static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SENDRECV. */
     const tsh_coll *coll = &op->coll;
-    int64_t width = tshi_uv_width(op);
     if (coll->kind != TSH_SEND) {
         tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
         op->number[1] = link->receives++; /* the message's number among those from this peer */
-        tshi_uv_expect(op, coll->recv_from, tshb_coll_half(coll, 1).count * width);
+        tshi_uv_expect(op, coll->recv_from, tshb_coll_half(coll, 1).count * op->width);
         if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
     if (coll->kind != TSH_RECV) {
         op->number[0] = tshi_uv_link_to(op->group, coll->send_to, 1)->sends++;
-        tshi_uv_promise(op, coll->send_to, tshb_coll_half(coll, 0).count * width);
+        tshi_uv_promise(op, coll->send_to, tshb_coll_half(coll, 0).count * op->width);
     }
 }
 
@@ -7087,6 +7082,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (op == group->op + TSHI_UV_OPS) return TSH_ERR_STATE;
     *out = op;
     op->coll = *coll;
+    op->width = (int64_t)tsh_dtype_size(coll->dtype);
     op->pending = 0;
     op->ready = 0;
     op->algorithm = tshi_uv_choose_algorithm(op);

@@ -25,19 +25,15 @@ typedef struct tshi_uv_span {
     int64_t size; /* number of bytes */
 } tshi_uv_span;
 
-static int64_t tshi_uv_width(const tshi_uv_op *op) { /* Returns the bytes per element. */
-    return (int64_t)tsh_dtype_size(op->coll.dtype);
-}
-
 /* Returns the bytes of rank k's chunk of op's data; 0 if the chunk is empty. */
 static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
     const tsh_coll *coll = &op->coll;
     const int size = op->group->size;
     if (coll->kind == TSH_ALLREDUCE) /* chunks of rule 5 (>>comm-api) */
         return (tshb_coll_chunk(coll->count, size, k + 1) - tshb_coll_chunk(coll->count, size, k)) *
-               tshi_uv_width(op);
+               op->width;
     /* chunk k is recv_counts[k] elements of each of `blocks` rows */
-    return coll->recv_counts[k] * coll->blocks * tshi_uv_width(op);
+    return coll->recv_counts[k] * coll->blocks * op->width;
 }
 
 /* Finds byte `offset` of rank k's part of a buffer. The buffer is coll.blocks rows of counts[0] +
@@ -45,7 +41,7 @@ static int64_t tshi_uv_length(const tshi_uv_op *op, int k) {
 static tshi_uv_span tshi_uv_in_rows(const tshi_uv_op *op, void *base, const int64_t *counts, int k,
                                     int64_t offset) {
     /* row: size in bytes of rank k's range in each row */
-    int64_t width = tshi_uv_width(op), row = counts[k] * width;
+    int64_t width = op->width, row = counts[k] * width;
     /* whole: size in bytes of a row, which has one range per rank */
     int64_t whole = tshb_coll_before(counts, op->group->size) * width;
     /* b: index of the row that holds the byte; within: its offset in rank k's range of that row */
@@ -63,7 +59,7 @@ static tshi_uv_span tshi_uv_in_whole(const tshi_uv_op *op, void *base, int k, in
     tshi_uv_span span;
     if (coll->kind != TSH_ALLREDUCE) return tshi_uv_in_rows(op, base, coll->recv_counts, k, offset);
     chunk = tshb_coll_chunk(coll->count, op->group->size, k);
-    span.at = (char *)base + chunk * tshi_uv_width(op) + offset;
+    span.at = (char *)base + chunk * op->width + offset;
     span.size = tshi_uv_length(op, k) - offset;
     return span;
 }
@@ -297,7 +293,7 @@ static int64_t tshi_uv_fold_step(tshi_uv_op *op, tshi_uv_at in, int64_t come) {
      * elements */
     tshi_uv_span left = tshi_uv_window(op, op->ready), out = left;
     tshi_uv_span right = tshi_uv_in_whole(op, tshi_uv_send_buffer(op), in.chunk, in.offset);
-    int64_t width = tshi_uv_width(op), most = tshi_uv_min(left.size, right.size);
+    int64_t width = op->width, most = tshi_uv_min(left.size, right.size);
     int64_t n = tshi_uv_min(most, tshi_uv_min(come, in.left)) / width; /* n: number of elements */
     int last = in.step == op->group->size - 2; /* 1: this step completes the chunk */
     if (coll->kind == TSH_ALLREDUCE)
@@ -353,12 +349,12 @@ static int64_t tshi_uv_direct_size(const tshi_uv_op *op, int from, int to) {
     case TSH_ALLREDUCE:
         if (op->algorithm == TSHI_UV_PIECES) /* data of chunk `to`, then sums */
             return tshi_uv_length(op, to) + tshi_uv_carried(op, from, to);
-        return coll->count * tshi_uv_width(op);             /* the whole send buffer */
+        return coll->count * op->width;                     /* the whole send buffer */
     case TSH_ALLGATHER: return tshi_uv_length(op, from);    /* all that rank `from` has */
     case TSH_REDUCE_SCATTER: return tshi_uv_length(op, to); /* the chunk that rank `to` sums */
     case TSH_ALLTOALL: /* this rank is `from` or `to`, so it knows the count */
         return (from == op->group->rank ? coll->send_counts[to] : coll->recv_counts[from]) *
-               coll->blocks * tshi_uv_width(op);
+               coll->blocks * op->width;
     case TSH_SPLIT: return coll->count; /* bytes of a ticket (tshi_uv_ticket) */
     default: return 0;                  /* a barrier: headers without payload */
     }
@@ -452,7 +448,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
     /* this rank's own data: in an all-reduce at the same offset of send as the sums in recv */
     tshi_uv_span own = {(char *)tshi_uv_send_buffer(op) + to, most};
     tshi_uv_parts parts = {op, NULL, from};
-    int64_t width = tshi_uv_width(op), n;
+    int64_t width = op->width, n;
     if (op->coll.kind != TSH_ALLREDUCE)
         own = tshi_uv_in_rows(op, tshi_uv_send_buffer(op), op->coll.recv_counts, k, at);
     parts.own = own.at;
@@ -466,7 +462,7 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
 /* Returns the offset in recv, in bytes, at which the sum of chunk k is stored. */
 static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
     if (op->coll.kind != TSH_ALLREDUCE) return 0; /* recv is that chunk only */
-    return tshb_coll_chunk(op->coll.count, op->group->size, k) * tshi_uv_width(op);
+    return tshb_coll_chunk(op->coll.count, op->group->size, k) * op->width;
 }
 
 /* Sums the data of all ranks (TSHI_UV_DIRECT). Called once all of it has arrived. */
@@ -476,7 +472,7 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     int all = op->coll.kind == TSH_ALLREDUCE;
     int64_t base = 0; /* offset in recv of the chunk's sum */
     for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
-        int64_t size = tshi_uv_length(op, k);
+        int64_t size = all ? tshi_uv_sum_place(op, k + 1) - base : tshi_uv_length(op, k);
         for (int64_t at = 0; at < size;)
             at += tshi_uv_sum_tile(op, k, at, size - at, base + at, base + at);
         base += size;

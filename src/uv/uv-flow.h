@@ -83,7 +83,7 @@ static tshi_uv_head tshi_uv_message_head(const tshi_uv_op *op, int receives) {
     head.tag = half.tag;
     head.seq = op->number[receives]; /* messages are numbered per peer and direction */
     head.count = half.count;
-    if (!receives) head.bytes = (uint64_t)(half.count * tshi_uv_width(op));
+    if (!receives) head.bytes = (uint64_t)(half.count * op->width);
     return head;
 }
 

@@ -45,7 +45,7 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
         if (coll->kind == TSH_ALLREDUCE)
-            sent = coll->count * tshi_uv_width(op) * (size - 1);
+            sent = coll->count * op->width * (size - 1);
         else
             for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
         if (size == 1 || sent <= (whole ? TSHI_UV_SHM_DIRECT_MOST : TSHI_UV_DIRECT_MOST))
@@ -56,7 +56,7 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
             return TSHI_UV_PIECES; /* a ring would round the sum at every rank */
         return TSHI_UV_RING;
     case TSH_BROADCAST:
-        return coll->count * tshi_uv_width(op) <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
+        return coll->count * op->width <= TSHI_UV_STAR_MOST ? TSHI_UV_STAR : TSHI_UV_CHAIN;
     case TSH_SEND:
     case TSH_RECV:
     case TSH_SENDRECV: return TSHI_UV_MESSAGE;
@@ -116,7 +116,7 @@ static void tshi_uv_plan_ring(tshi_uv_op *op) {
 static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     int next = tshi_uv_next(group), prev = tshi_uv_prev(group), root = op->coll.root;
-    int64_t bytes = op->coll.count * tshi_uv_width(op);
+    int64_t bytes = op->coll.count * op->width;
     int star = op->algorithm == TSHI_UV_STAR, is_root = group->rank == root;
     if (group->size == 1) return;
     if (star && is_root) /* root sends to every rank */
@@ -131,16 +131,15 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
 
 static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SENDRECV. */
     const tsh_coll *coll = &op->coll;
-    int64_t width = tshi_uv_width(op);
     if (coll->kind != TSH_SEND) {
         tshi_uv_link *link = tshi_uv_link_to(op->group, coll->recv_from, 1);
         op->number[1] = link->receives++; /* the message's number among those from this peer */
-        tshi_uv_expect(op, coll->recv_from, tshb_coll_half(coll, 1).count * width);
+        tshi_uv_expect(op, coll->recv_from, tshb_coll_half(coll, 1).count * op->width);
         if (link->peer != op->group->rank) tshi_uv_queue(op, &link->clears, &op->clear, 0);
     }
     if (coll->kind != TSH_RECV) {
         op->number[0] = tshi_uv_link_to(op->group, coll->send_to, 1)->sends++;
-        tshi_uv_promise(op, coll->send_to, tshb_coll_half(coll, 0).count * width);
+        tshi_uv_promise(op, coll->send_to, tshb_coll_half(coll, 0).count * op->width);
     }
 }
 
@@ -191,6 +190,7 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
     if (op == group->op + TSHI_UV_OPS) return TSH_ERR_STATE;
     *out = op;
     op->coll = *coll;
+    op->width = (int64_t)tsh_dtype_size(coll->dtype);
     op->pending = 0;
     op->ready = 0;
     op->algorithm = tshi_uv_choose_algorithm(op);

@@ -165,6 +165,7 @@ typedef struct tshi_uv_channel tshi_uv_channel; /* the ciphers of a connection (
 typedef struct tshi_uv_op {
     tshi_uv_group *group;
     tsh_coll coll; /* the collective or message, as the caller described it */
+    int64_t width; /* bytes of an element */
     tshi_uv_algorithm algorithm;
     tshi_uv_head head; /* header of all frames of a collective; unused for a message */
     int64_t deadline;  /* time at which the operation times out */
@@ -173,8 +174,7 @@ typedef struct tshi_uv_op {
     /* RING: bytes of the incoming stream that are summed (if they need to be) and may be forwarded;
      * PIECES: bytes of this rank's chunk that are summed */
     int64_t ready;
-    /* in, out: progress of the frame from, and to, each peer, by its rank in the group */
-    tshi_uv_stream *in, *out;
+    tshi_uv_stream *in, *out; /* progress of the frame from, and to, each rank of the group */
     /* RECV: progress of sending the "clear", the header that allows the peer to send its message */
     tshi_uv_stream clear;
     uint64_t number[2]; /* number of the message that is sent ([0]), or received ([1]) */
