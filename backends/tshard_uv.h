@@ -5790,7 +5790,7 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     /* 1: sums every chunk; 0 (reduce-scatter): only this rank's */
     int all = op->coll.kind == TSH_ALLREDUCE;
-    int64_t base = 0; /* offset in recv of the chunk's sum */
+    int64_t base = 0; /* offset in recv at which the sum of chunk k is stored */
     for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
         int64_t size = all ? tshi_uv_sum_place(op, k + 1) - base : tshi_uv_length(op, k);
         for (int64_t at = 0; at < size;)
@@ -6489,9 +6489,9 @@ static int tshi_uv_write_once(tshi_uv_link *link) {
 /* ========================================================================== */
 /* >>uv-shm-flow                                MARK: - uv-shm-flow (private) */
 /* Moves frames through the rings of a connection in shared memory, as        */
-/* >>uv-flow does on a socket, but without checksums. A frame begins at the   */
-/* beginning of a cache line (64 bytes); so does its payload, unless all of   */
-/* it fits into the header's line.                                            */
+/* >>uv-flow does on a socket, but without checksums. A header is at the      */
+/* beginning of a cache line (64 bytes). A payload that fits into the rest of */
+/* that line follows at once; a longer one begins with the next line.         */
 /* With TSHI_UV_PIECES in a group that shares memory as a whole, data to be   */
 /* summed is read where it lies.                                              */
 /* A payload that lies in the sender's heap is sent by reference: the ring    */
@@ -6619,9 +6619,9 @@ static int tshi_uv_shm_write_head(tshi_uv_link *link, const tshi_uv_op *op, tshi
                                   int clear) {
     tshi_uv_pipe *pipe = &link->pipe;
     tshi_uv_head head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, clear) : op->head;
-    int64_t need; /* bytes of room */
+    int64_t need; /* bytes that the ring must have room for */
     pipe->wrote = tshi_uv_shm_line(pipe->wrote);
-    /* with the rest of the header's line, where the payload is in the next one */
+    /* the header; if the payload begins with the next line, all of the header's line */
     need = tshi_uv_shm_payload((int64_t)sizeof head, (uint64_t)s->total);
     if (!tshi_uv_shm_room(link, need, 1)) return 0;
     pipe->refers = tshi_uv_shm_refers(link, op, s);
@@ -6859,8 +6859,9 @@ static int tshi_uv_write_link(tshi_uv_link *link) {
     return moved;
 }
 
-/* Sends and receives all that is possible now on one connection: sends first, as the peer may wait
- * for it, and once more after receiving. Returns 0 if no byte was moved, or after an error. */
+/* Moves all bytes that can be moved now on one connection: sends, as the peer may wait for that;
+ * receives; and sends what the received bytes allow. Returns 0 if no byte was moved, or after an
+ * error. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
     const int messages = tshi_uv_for_messages(link);
     int moved, got = 2, heard = 0;
@@ -6870,7 +6871,8 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
     moved = tshi_uv_write_link(link);
     if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
-    /* a message can be sent once its clear has arrived; the peer may close after the last one */
+    /* A message to be sent needs its clear, which may arrive now. When none is left to be sent or
+     * received, nothing is read: the peer may have closed, which is no error then. */
     for (; got == 2 && (link->in.used || (messages && link->out.used)); heard |= got)
         got = tshi_uv_read_link(link);
     if (!heard || TSHI_UV_GET(&link->group->world->halted)) return moved;

@@ -53,7 +53,7 @@ static tsh_result balance_measure(tsh_comm *comm, int tp, int threads, tsh_dtype
     return TSH_OK;
 }
 
-/* Reads "2,1", the shares of tp ranks. Returns 0 if the text is something else. */
+/* Parses a list of tp shares, such as "2,1". Returns 0 if the text is no such list. */
 static int balance_parse(const char *text, int tp, int *shares) {
     int count = 0;
     while (count < tp) {

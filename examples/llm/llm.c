@@ -217,8 +217,8 @@ static int list_flags(llm_job *job, int *help, llm_flag_row flags[LLM_FLAGS]) {
          .real = &job->top_p},
         {"min-p", "sample: of those with X times the largest probability", .real = &job->min_p},
         {"repetition-penalty", "divides the logits of tokens that were", .real = &job->penalty},
-        {"seed", "of drawn tokens; finetune: of adapters, dropout and order", .number = &job->seed,
-         .zero = 1},
+        {"seed", "of drawn tokens; finetune: of adapters, dropout and order",
+         .number = &job->seed, .zero = 1},
         {"print-ids", "print tokens as numbers", .on = &job->print_ids},
         {"raw", "print control characters of generated text, too", .on = &job->codec.raw},
         {"dump-logits", "write the logits of the prompt to this file", .text = &job->dump},
@@ -1095,7 +1095,7 @@ static int choose_shares(llm_job *job, tsh_desc *desc, int *shares) {
                        job->comm.size, BALANCE_RANKS);
     for (int t = 0; t < desc->tp; t++)
         tsh_text_add(text, sizeof text, "%s%d", t ? " : " : "", shares[t]);
-    if (job->comm.rank == 0 && !job->print_ids) fprintf(stderr, "llm: shares %s\n", text);
+    if (job->comm.rank == 0) fprintf(stderr, "llm: shares %s\n", text);
     return 1;
 }
 

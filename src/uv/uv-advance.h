@@ -40,8 +40,9 @@ static int tshi_uv_write_link(tshi_uv_link *link) {
     return moved;
 }
 
-/* Sends and receives all that is possible now on one connection: sends first, as the peer may wait
- * for it, and once more after receiving. Returns 0 if no byte was moved, or after an error. */
+/* Moves all bytes that can be moved now on one connection: sends, as the peer may wait for that;
+ * receives; and sends what the received bytes allow. Returns 0 if no byte was moved, or after an
+ * error. */
 static int tshi_uv_move_link(tshi_uv_link *link) {
     const int messages = tshi_uv_for_messages(link);
     int moved, got = 2, heard = 0;
@@ -51,7 +52,8 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
     if (link->peer == link->group->rank) return tshi_uv_meet(link);
     moved = tshi_uv_write_link(link);
     if (TSHI_UV_GET(&link->group->world->halted)) return 0; /* an error was reported */
-    /* a message can be sent once its clear has arrived; the peer may close after the last one */
+    /* A message to be sent needs its clear, which may arrive now. When none is left to be sent or
+     * received, nothing is read: the peer may have closed, which is no error then. */
     for (; got == 2 && (link->in.used || (messages && link->out.used)); heard |= got)
         got = tshi_uv_read_link(link);
     if (!heard || TSHI_UV_GET(&link->group->world->halted)) return moved;

@@ -470,7 +470,7 @@ static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     /* 1: sums every chunk; 0 (reduce-scatter): only this rank's */
     int all = op->coll.kind == TSH_ALLREDUCE;
-    int64_t base = 0; /* offset in recv of the chunk's sum */
+    int64_t base = 0; /* offset in recv at which the sum of chunk k is stored */
     for (int k = all ? 0 : group->rank; k < (all ? group->size : group->rank + 1); k++) {
         int64_t size = all ? tshi_uv_sum_place(op, k + 1) - base : tshi_uv_length(op, k);
         for (int64_t at = 0; at < size;)

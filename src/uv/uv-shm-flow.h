@@ -1,9 +1,9 @@
 /* ========================================================================== */
 /* >>uv-shm-flow                                MARK: - uv-shm-flow (private) */
 /* Moves frames through the rings of a connection in shared memory, as        */
-/* >>uv-flow does on a socket, but without checksums. A frame begins at the   */
-/* beginning of a cache line (64 bytes); so does its payload, unless all of   */
-/* it fits into the header's line.                                            */
+/* >>uv-flow does on a socket, but without checksums. A header is at the      */
+/* beginning of a cache line (64 bytes). A payload that fits into the rest of */
+/* that line follows at once; a longer one begins with the next line.         */
 /* With TSHI_UV_PIECES in a group that shares memory as a whole, data to be   */
 /* summed is read where it lies.                                              */
 /* A payload that lies in the sender's heap is sent by reference: the ring    */
@@ -131,9 +131,9 @@ static int tshi_uv_shm_write_head(tshi_uv_link *link, const tshi_uv_op *op, tshi
                                   int clear) {
     tshi_uv_pipe *pipe = &link->pipe;
     tshi_uv_head head = tshi_uv_for_messages(link) ? tshi_uv_message_head(op, clear) : op->head;
-    int64_t need; /* bytes of room */
+    int64_t need; /* bytes that the ring must have room for */
     pipe->wrote = tshi_uv_shm_line(pipe->wrote);
-    /* with the rest of the header's line, where the payload is in the next one */
+    /* the header; if the payload begins with the next line, all of the header's line */
     need = tshi_uv_shm_payload((int64_t)sizeof head, (uint64_t)s->total);
     if (!tshi_uv_shm_room(link, need, 1)) return 0;
     pipe->refers = tshi_uv_shm_refers(link, op, s);

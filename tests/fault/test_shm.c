@@ -210,7 +210,7 @@ static void test_room(void **state) {
     static char ring[SIZE];
     static tsh_uv_world none;
     static tshi_uv_group group;
-    static tshi_uv_link links[2]; /* the first one is for collectives */
+    static tshi_uv_link links[2]; /* [0]: for collectives; [1]: for messages */
     static tshi_uv_shm_entry entry;
     static tshi_uv_op op;
     (void)state;

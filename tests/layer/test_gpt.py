@@ -90,6 +90,8 @@ HASHES = {"--ranks 1": "1378241427c0e447", "--ranks 2 --tp 2": "a90919f4fde6a204
           "--ranks 3 --tp 3": "a9764b87b922c4dd", "--ranks 4 --tp 4": "d3b6c4a6292814dd",
           "--ranks 2 --tp 2 --sequence-parallel": "6bcdd0dee476b056",
           "--ranks 2 --pp 2": "4c5fa8eedede71bc"}
+
+
 def losses_keep_their_bits(folder):
     flags = ""
     if platform.machine() in ("x86_64", "AMD64") and os.path.exists("/proc/cpuinfo"):
@@ -147,17 +149,18 @@ def copies_that_seldom_meet_learn(folder):
 def activations_may_be_sent_in_few_bits(folder):
     """Whatever is sent: all-reduces, gathers and scatters of sequences, stages of a pipeline. The
     first steps show the wire's own error; training lets any rounding grow later."""
-    first, most_at_the_end = 40, 1e-2
+    first, most_at_the_end = 40, 4e-3
     size = "--layers 2 --context 64 --batch 8 "
-    want = [float(loss) for loss, _ in gpt(1, size, os.path.join(folder, "one"))]
+    want = gpt(1, size, os.path.join(folder, "one"))
     for ranks, flags, most in ((2, "--wire bf16", 1e-4), (3, "--wire q8_0", 5e-4),
                                (2, "--wire q8_0 --checkpoint", 5e-4),
                                (2, "--wire q8_0 --sequence-parallel", 5e-4),
                                (2, "--wire bf16 --pp 2", 1e-4), (4, "--wire q8_0 --pp 2", 5e-4)):
         got = gpt(ranks, size + flags, os.path.join(folder, flags.replace(" ", "")))
-        off = [abs(float(ours[0]) - theirs) for ours, theirs in zip(got, want)]
+        off = [abs(float(ours[0]) - float(theirs[0])) for ours, theirs in zip(got, want)]
         check(0 < max(off[:first]) < most, flags, "is off by", max(off[:first]))
-        check(off[-1] < most_at_the_end, flags, got[-1], "not", want[-1])
+        end = abs(float(got[-1][1]) - float(want[-1][1]))
+        check(max(off[-1], end) < most_at_the_end, flags, got[-1], "not", want[-1])
     run = subprocess.run([os.path.join(TOP, "build", "gpt"), "--wire", "f32"], timeout=EACH,
                          stderr=subprocess.PIPE, encoding="utf-8")
     check(run.returncode == 2 and "--wire is bf16, q8_0 or q4_0, not 'f32'" in run.stderr,

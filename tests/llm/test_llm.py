@@ -108,6 +108,7 @@ def processes_write_what_threads_do(folder):
                    "--backend", "tcp", *more, before=(LAUNCHER, "-n", "3"))
         check(done.returncode == 0, more, done.stderr)
         check(done.stdout.split() == ["[0]", *map(str, model["new"])], more, done.stdout)
+        check(("shares" in done.stderr) == ("auto" in more), more, done.stderr)
 
 
 def only_on_rank_0(folder, ranks=3):
