@@ -37,9 +37,10 @@
  *   send (H-1)/H n + (HR-1)/(HR) n each, for the order of sums passes through the ranks in turn;
  *   of 16-bit floats (H-1)/H n + (H-1) R/H n, for they are sent before they are summed;
  * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
- *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
- *   reserved before use. Sums are the same bits as over TCP, and
- *   errors the same. Where the system refuses, TCP is used, and one line logged (TSHARD_SHM);
+ *   namespace. What a rank sends in a collective of up to 2 KiB is written once, for all others to
+ *   read. The memory has no name, so a rank that is killed leaves nothing behind, and is reserved
+ *   before use. Sums are the same bits as over TCP, and errors the same. Where the system refuses,
+ *   TCP is used, and one line logged (TSHARD_SHM);
  * - on request (TSHARD_SHM=2, or tsh_uv_desc.tensors) have tensors in memory that the ranks of this
  *   host can read, but not write: what is sent is then copied once, or summed where it lies. That
  *   is for long arrays that are sent unchanged more than once, as weights are: their all-gathers
@@ -104,10 +105,10 @@
  * ranks 2 (p-1) more. Memory from libc's malloc: about 160 KiB, and 20 KiB per rank, for the world;
  * 65 KiB, and 10 KiB per member, for a group; 1 MiB, kept until its group is closed, for each long
  * sum that is in flight at once; 2 KiB per encrypted connection, and up to 256 KiB once it has
- * carried long arrays; and the system's socket buffers. Shared memory: for each other member of a
- * group on this host 520 KiB, less in groups of more than 8; and 1 GiB of addresses for each rank
- * of this host, with tensors there also as many as the host has memory. Heartbeats: a packet to
- * each rank every 250 ms.
+ * carried long arrays; and the system's socket buffers. Shared memory: for a group 33 KiB, and for
+ * each other member on this host 520 KiB, less in groups of more than 8; and 1 GiB of addresses for
+ * each rank of this host, with tensors there also as many as the host has memory. Heartbeats: a
+ * packet to each rank every 250 ms.
  *
  * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
  * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If
@@ -213,6 +214,7 @@
  *     >>uv-sealed       frames of encrypted connections
  *     >>uv-flow         frames on the data connections
  *     >>uv-shm-flow     frames in shared memory
+ *     >>uv-board        small collectives in shared memory
  *     >>uv-advance      moving all bytes that can be moved now
  *     >>uv-start        starting a collective
  *     >>uv-wait         waiting for one
@@ -473,6 +475,7 @@ typedef enum tshi_uv_algorithm {
     /* broadcast: root sends to the next rank, and each rank forwards to its next one */
     TSHI_UV_CHAIN,
     TSHI_UV_STAR,   /* broadcast: root sends to each other rank */
+    TSHI_UV_BOARD,  /* small: each rank shows its data to all others in shared memory */
     TSHI_UV_MESSAGE /* SEND, RECV and SENDRECV, between two ranks */
 } tshi_uv_algorithm;
 
@@ -492,6 +495,9 @@ typedef struct tshi_uv_op {
     /* RING: bytes of the incoming stream that are summed (if they need to be) and may be forwarded;
      * PIECES: bytes of this rank's chunk that are summed */
     int64_t ready;
+    /* number of collectives on the board that were started up to and including this one */
+    uint64_t boarded;
+    int seen;                 /* BOARD: ranks [0, seen) are known to have shown their data */
     tshi_uv_stream *in, *out; /* progress of the frame from, and to, each rank of the group */
     /* RECV: progress of sending the "clear", the header that allows the peer to send its message */
     tshi_uv_stream clear;
@@ -515,6 +521,8 @@ enum {
     TSHI_UV_SHM_PAGE = 4096,      /* bytes of a row's page of counters, and of the heap's pages */
     TSHI_UV_SHM_SIZE = 1 << 30,   /* bytes of a segment before the heap; most have no memory */
     TSHI_UV_SHM_PIECE = 64 << 10, /* most bytes copied before the peer is told of them */
+    TSHI_UV_SLOTS = 16,           /* slots of a rank in a group (>>uv-board) */
+    TSHI_UV_SLOT_MOST = 2 << 10,  /* bytes of data in a slot, less in groups of over 32 */
     TSHI_UV_SHM_LEAST = 16 << 10, /* smaller blocks are not in the heap */
     /* Smaller payloads are not sent by reference; those of an all-reduce, whose buffer both ends
      * write next, only if larger than caches: a core writes slowly what another has read */
@@ -542,6 +550,13 @@ typedef struct tshi_uv_shm_segment {
     /* [r]: atomic: 1: the owner has mapped the segment of world rank r, and has rows for it */
     unsigned char near[TSHI_UV_RANKS];
 } tshi_uv_shm_segment;
+
+/* What one rank shows to all others of its group in a collective on the board (>>uv-board). The
+ * bytes follow. */
+typedef struct tshi_uv_slot {
+    uint64_t number; /* atomic, written last: tshi_uv_op.boarded of the collective; 0: none yet */
+    uint64_t seq, digest; /* as in tshi_uv_head */
+} tshi_uv_slot;
 
 /* What this rank knows of the segment of a rank of this host, or of its own. */
 typedef struct tshi_uv_near {
@@ -610,6 +625,7 @@ typedef struct tshi_uv_link {
     int64_t stalled_since;
     uv_poll_t *poll;   /* watches fd for the caller's thread; NULL until that first sleeps */
     tshi_uv_pipe pipe; /* the connection's rings in shared memory, if it has any */
+    char *slots;       /* in shared memory: the peer's slots for collectives, or this rank's own */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
@@ -637,6 +653,10 @@ struct tshi_uv_group {
     int *ports;
     int linked; /* atomic: 1 once all connections are made and the caller's thread may use them */
     int whole;  /* 1: all members share memory with each other */
+    /* collectives on the board: those in flight; number of those started, and of those shown */
+    tshi_uv_fifo board;
+    uint64_t boarded, shown;
+    int64_t slot; /* bytes of a slot, with its data */
     /* first[r], last[r]: the ranks from first[r] to last[r] are those of rank r's host. If there is
      * one host only, or one has several such ranges, each rank counts as a host: both are r */
     int *first, *last;
@@ -984,35 +1004,6 @@ static const char *tshi_uv_why(int error) {
 
 static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
-}
-
-/* Logs one line for each kind of message that was counted but not logged, unless one of that kind
- * was logged less than a second ago. now INT64_MAX: logs them in any case. */
-static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
-    for (int i = 0; i < TSHI_UV_TALLIES; i++) {
-        tshi_uv_log_count *t = &world->tally[i];
-        if (!t->count || (t->told && now - t->told < TSHI_UV_SECOND)) continue;
-        if (t->count == 1)
-            tsh_log_message(&world->logger, "%s", t->last);
-        else
-            tsh_log_message(&world->logger, "%s (the last of %d since the message before)", t->last,
-                            t->count);
-        t->count = 0;
-        t->told = tsh_now();
-    }
-}
-
-/* Logs a message that other hosts can cause as often as they like. Of each kind, at most one a
- * second is logged; the others are only counted. */
-TSH_PRINTF(3, 4)
-static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
-    tshi_uv_log_count *t = &world->tally[kind];
-    va_list list;
-    va_start(list, format);
-    tsh_text_format(t->last, sizeof t->last, format, list);
-    va_end(list);
-    t->count++;
-    tshi_uv_log_counted(world, tsh_now());
 }
 
 /* ========================================================================== */
@@ -1860,6 +1851,13 @@ static int64_t tshi_uv_shm_row(int size, int i) {
     return (TSHI_UV_SHM_PAGE + tshi_uv_shm_ring(size)) * i;
 }
 
+/* Returns the size in bytes of a slot, with its data, in a group of `size` ranks. The slots of rank
+ * r are where row r of its segment would be: it has no connection with itself. */
+static int64_t tshi_uv_slot_size(int size) {
+    const int64_t most = ((int64_t)sizeof(tshi_uv_slot) + TSHI_UV_SLOT_MOST + 63) / 64 * 64;
+    return tshi_uv_min(most, tshi_uv_shm_ring(size) / TSHI_UV_SLOTS);
+}
+
 /* Returns the offset in a segment of its first row (counters and ring of one connection). */
 static int64_t tshi_uv_shm_begin(void) {
     return ((int64_t)sizeof(tshi_uv_shm_segment) / TSHI_UV_SHM_PAGE + 1) * TSHI_UV_SHM_PAGE;
@@ -2032,12 +2030,23 @@ static void tshi_uv_shm_without(tsh_uv_world *world, const char *what) {
     world->shm = 0;
 }
 
+/* Allocates memory for this rank's slots in a group, in which it has rank m and whose rows begin at
+ * `offset` of its segment. Returns 0 if the system refuses (errno). */
+static int tshi_uv_shm_slots(const tsh_uv_world *world, int64_t offset, int size, int m) {
+    const int64_t at = offset + tshi_uv_shm_row(size, m), slot = tshi_uv_slot_size(size);
+    if (!tshi_uv_shm_reserve(world->segment, at, slot * TSHI_UV_SLOTS)) return 0;
+    for (int i = 0; i < TSHI_UV_SLOTS; i++)
+        memset(world->near[world->rank].base + at + i * slot, 0, sizeof(tshi_uv_slot));
+    return 1;
+}
+
 /* Makes this rank's segment, if settings and system allow it. */
 static void tshi_uv_shm_open(tsh_uv_world *world) {
     tshi_uv_near *own = &world->near[world->rank];
     tshi_uv_shm_segment *segment;
     if (!TSHI_UV_SHM || !world->shm) return;
-    if (!tshi_uv_shm_create(world)) {
+    if (!tshi_uv_shm_create(world) ||
+        !tshi_uv_shm_slots(world, tshi_uv_shm_begin(), world->size, world->rank)) {
         tshi_uv_shm_without(world, "make shared memory");
         tshi_uv_shm_unmap(own);
         tshi_uv_close_fd(&world->segment);
@@ -2140,8 +2149,9 @@ static void tshi_uv_shm_publish(tshi_uv_group *group) {
     offset = tshi_uv_shm_gap(world, world->shm_sizes,
                              tshi_uv_shm_row(group->size, 2 * group->size));
     for (int m = 0; offset && m < group->size; m++)
-        if (m != group->rank && tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
-            !tshi_uv_shm_rows(world, offset, group->size, m)) {
+        if (m == group->rank ? !tshi_uv_shm_slots(world, offset, group->size, m)
+                             : tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
+                                   !tshi_uv_shm_rows(world, offset, group->size, m)) {
             tshi_uv_shm_without(world, "share memory with a new group");
             offset = 0;
         }
@@ -2189,9 +2199,13 @@ static void tshi_uv_shm_link(tshi_uv_group *group) {
     const int own = world->rank, size = group->size;
     const tshi_uv_shm_entry *mine = tshi_uv_shm_find(world, own, group->id);
     group->whole = tshi_uv_shm_valid(mine, size);
+    group->slot = tshi_uv_slot_size(size);
     for (int m = 0; m < size; m++) {
         int peer = group->ranks[m];
         const tshi_uv_shm_entry *theirs = tshi_uv_shm_find(world, peer, group->id);
+        if (tshi_uv_shm_valid(theirs, size))
+            group->link[m].slots = world->near[peer].base + theirs->offset +
+                                   tshi_uv_shm_row(size, m);
         if (peer == own) continue;
         if (!mine || !tshi_uv_shm_valid(theirs, size) || !tshi_uv_shm_pair(world, own, peer)) {
             group->whole = 0;
@@ -2724,6 +2738,7 @@ static tsh_result tshi_uv_settings(const tsh_uv_desc *desc, tsh_uv_world *world,
 /* The world's error is the first one that is set, and does not change.       */
 /* The caller's thread reports errors to the control thread.                  */
 /* The control thread decides (>>uv-decide) and sets the error, locked.       */
+/* Messages in the log that other hosts can cause are limited, at the end.    */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -2810,6 +2825,35 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
     for (int r = 0; r < group->size; r++)
         if (group->ranks[r] == world_rank) return r;
     return -1;
+}
+
+/* Logs one line for each kind of message that was counted but not logged, unless one of that kind
+ * was logged less than a second ago. now INT64_MAX: logs them in any case. */
+static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
+    for (int i = 0; i < TSHI_UV_TALLIES; i++) {
+        tshi_uv_log_count *t = &world->tally[i];
+        if (!t->count || (t->told && now - t->told < TSHI_UV_SECOND)) continue;
+        if (t->count == 1)
+            tsh_log_message(&world->logger, "%s", t->last);
+        else
+            tsh_log_message(&world->logger, "%s (the last of %d since the message before)", t->last,
+                            t->count);
+        t->count = 0;
+        t->told = tsh_now();
+    }
+}
+
+/* Logs a message that other hosts can cause as often as they like. Of each kind, at most one a
+ * second is logged; the others are only counted. */
+TSH_PRINTF(3, 4)
+static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
+    tshi_uv_log_count *t = &world->tally[kind];
+    va_list list;
+    va_start(list, format);
+    tsh_text_format(t->last, sizeof t->last, format, list);
+    va_end(list);
+    t->count++;
+    tshi_uv_log_counted(world, tsh_now());
 }
 
 /* ========================================================================== */
@@ -5313,9 +5357,15 @@ static void tshi_uv_pop(tshi_uv_fifo *fifo) { /* Removes the first operation of 
     fifo->used--;
 }
 
+/* Returns operation n of a queue, which must have more than n. */
+static tshi_uv_op *tshi_uv_nth(tshi_uv_group *group, const tshi_uv_fifo *fifo, unsigned n) {
+    /* it holds indices of group->op */
+    return &group->op[fifo->op[(fifo->first + n) % TSHI_UV_OPS]];
+}
+
 /* Returns the first operation of a queue, which must not be empty. */
 static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo) {
-    return &group->op[fifo->op[fifo->first]]; /* a queue holds indices of group->op */
+    return tshi_uv_nth(group, fifo, 0);
 }
 
 /* ========================================================================== */
@@ -5713,12 +5763,23 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
+/* Returns rank r's slot for collective `number` of the board. Its data follows it. */
+static tshi_uv_slot *tshi_uv_slot_of(const tshi_uv_group *group, int r, uint64_t number) {
+    const int64_t offset = (int64_t)(number % TSHI_UV_SLOTS) * group->slot;
+    return (tshi_uv_slot *)(void *)(group->link[r].slots + offset);
+}
+
+/* Returns the data that rank r shows in op. */
+static char *tshi_uv_slot_data(const tshi_uv_op *op, int r) {
+    return (char *)(tshi_uv_slot_of(op->group, r, op->boarded) + 1);
+}
+
 /* Argument of tshi_uv_message_of, the callback that gives tshb_coll_sum each rank's elements. */
 typedef struct tshi_uv_parts {
     const tshi_uv_op *op; /* the reduction that is computed */
     const char *own;      /* this rank's own elements, in its send buffer */
-    int64_t at; /* offset in bytes in what each other rank has sent: a row of scratch, or a payload
-                 * in a ring of shared memory */
+    int64_t at; /* offset in bytes in what each other rank has sent: a row of scratch, a payload in
+                 * a ring of shared memory, or the data of a slot */
 } tshi_uv_parts;
 
 /* Returns how many bytes of the payload from a peer are summed where they lie, in the rings of
@@ -5754,6 +5815,7 @@ static int tshi_uv_all_unchanged(const tshi_uv_op *op) {
 static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank r's elements. */
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
     if (r == p->op->group->rank) return p->own;
+    if (p->op->algorithm == TSHI_UV_BOARD) return tshi_uv_slot_data(p->op, r) + p->at;
     if (tshi_uv_summed_in_place(p->op)) return tshi_uv_arrived(p->op, r, p->at).at;
     return tshi_uv_row(p->op, r) + p->at;
 }
@@ -5772,6 +5834,8 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
     if (op->coll.kind != TSH_ALLREDUCE)
         own = tshi_uv_in_rows(op, tshi_uv_send_buffer(op), op->coll.recv_counts, k, at);
     parts.own = own.at;
+    /* a slot has the data of a whole send buffer */
+    if (op->algorithm == TSHI_UV_BOARD) parts.at = own.at - (const char *)op->coll.send;
     n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
     if (n <= 0) return 0;
     tshb_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
@@ -5785,7 +5849,7 @@ static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
     return tshb_coll_chunk(op->coll.count, op->group->size, k) * op->width;
 }
 
-/* Sums the data of all ranks (TSHI_UV_DIRECT). Called once all of it has arrived. */
+/* Sums the data of all ranks (TSHI_UV_DIRECT, _BOARD). Called once all of it has arrived. */
 static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     /* 1: sums every chunk; 0 (reduce-scatter): only this rank's */
@@ -6232,6 +6296,19 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
                          TSHI_UV_CHECK_OF(link->channel), what, text);
 }
 
+/* Reports that the peer has called another collective than op, or the same one with another number:
+ * its number is `seq`. */
+static void tshi_uv_differ(const tshi_uv_link *link, const tshi_uv_op *op, uint64_t seq) {
+    const tshi_uv_group *group = link->group;
+    const int a = group->ranks[link->peer], b = group->world->rank; /* world ranks of both ends */
+    char name[TSHI_UV_NAME];
+    if (op->head.seq < seq) seq = op->head.seq; /* the earlier one */
+    tshi_uv_report_error(
+        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(a, b),
+        "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
+        (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
+}
+
 /* Checks the header of a frame that is being received. Returns 0 after reporting an error, else 1.
  * If the peer's collective is not this rank's, the coordinator asks all ranks what they called. */
 static int tshi_uv_check_head(tshi_uv_link *link) {
@@ -6245,17 +6322,10 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
         return 0;
     }
     if (!tshi_uv_for_messages(link)) {
-        char name[TSHI_UV_NAME];
-        /* seq: number of the earlier one of the two collectives */
-        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
-        int a = group->ranks[link->peer], b = group->world->rank; /* world ranks of both ends */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1; /* both called the same collective */
-        tshi_uv_report_error(
-            group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(a, b),
-            "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
-            (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
+        tshi_uv_differ(link, op, head->seq);
         return 0;
     }
     /* a header of kind RECV is a clear: the peer is ready to receive a message */
@@ -6818,9 +6888,150 @@ static int tshi_uv_shm_read(tshi_uv_link *link) {
 }
 
 /* ========================================================================== */
+/* >>uv-board                                      MARK: - uv-board (private) */
+/* Small collectives of a group that shares memory as a whole. Each rank has  */
+/* a few slots in its segment. It copies what it sends into the next one, for */
+/* all others at once, and reads theirs: no queue, no header per peer.        */
+/* Needs: >>uv-shm-flow.                                                      */
+/* ========================================================================== */
+
+/* Collective n on the board (from 1 on) is in slot n % TSHI_UV_SLOTS of each rank. A slot is used
+ * again only when all have read it: a rank shows n once it has completed n - TSHI_UV_AHEAD. So all
+ * have shown that one, and each had completed n - 2 TSHI_UV_AHEAD before, whose slot it is. */
+enum { TSHI_UV_AHEAD = TSHI_UV_SLOTS / 2 };
+
+/* Returns the bytes of op's send buffer. */
+static int64_t tshi_uv_board_size(const tshi_uv_op *op) {
+    const tsh_coll *coll = &op->coll;
+    if (coll->kind == TSH_ALLREDUCE) return coll->count * op->width;
+    if (coll->kind == TSH_ALLGATHER) return tshi_uv_length(op, op->group->rank);
+    if (coll->kind == TSH_BARRIER) return 0;
+    return tshb_coll_before(coll->recv_counts, op->group->size) * coll->blocks * op->width;
+}
+
+/* Copies what op sends into its slot, and tells the others. */
+static void tshi_uv_board_show(const tshi_uv_op *op) {
+    tshi_uv_group *group = op->group;
+    tshi_uv_slot *slot = tshi_uv_slot_of(group, group->rank, op->boarded);
+    const int64_t size = tshi_uv_board_size(op);
+    if (size) memcpy(slot + 1, op->coll.send, (size_t)size);
+    slot->seq = op->head.seq;
+    slot->digest = op->head.digest;
+    TSHI_UV_PUT(&slot->number, op->boarded);
+    group->shown = op->boarded;
+    for (int r = 0; r < group->size; r++)
+        if (r != group->rank) tshi_uv_shm_wake(group->world, group->ranks[r]);
+}
+
+/* Shows as many of the collectives in flight as may be shown, none after an error. */
+static void tshi_uv_board_show_all(tshi_uv_group *group) {
+    /* number of the first one in flight */
+    const uint64_t first = group->boarded - group->board.used + 1;
+    if (TSHI_UV_GET(&group->world->halted)) return;
+    while (group->shown < group->boarded && group->shown + 1 < first + TSHI_UV_AHEAD)
+        tshi_uv_board_show(tshi_uv_nth(group, &group->board, (unsigned)(group->shown + 1 - first)));
+}
+
+/* Reports an error if a peer has written a frame with op's number to its ring: then it has called a
+ * collective that is not on the board. Returns 1 if so. */
+static int tshi_uv_board_meets(const tshi_uv_link *link, const tshi_uv_op *op) {
+    const tshi_uv_pipe *pipe = &link->pipe;
+    const int64_t at = tshi_uv_shm_line(pipe->read);
+    tshi_uv_head head;
+    /* frames of earlier collectives come first; so does op's slot if the frame is of a later one */
+    if (link->in.used || TSHI_UV_GET(pipe->peer_sent) - at < (int64_t)sizeof head) return 0;
+    memcpy(&head, pipe->in + (at & (pipe->size - 1)), sizeof head);
+    if (head.seq != op->head.seq) return 0;
+    tshi_uv_differ(link, op, head.seq);
+    return 1;
+}
+
+/* Returns 1 if rank r has shown what it sends in op. Reports an error if it has called another
+ * collective, or has closed the group before. */
+static int tshi_uv_board_shows(const tshi_uv_op *op, int r) {
+    tshi_uv_group *group = op->group;
+    tshi_uv_link *link = &group->link[r];
+    const tshi_uv_slot *slot = tshi_uv_slot_of(group, r, op->boarded);
+    /* read first: once the peer has set it, it shows nothing more */
+    const int closed = TSHI_UV_GET(&link->pipe.theirs->closed) != 0;
+    if (TSHI_UV_GET(&slot->number) != op->boarded) {
+        if (closed && !tshi_uv_board_meets(link, op))
+            tshi_uv_broke(link, &group->board, "closed its connection");
+        return 0;
+    }
+    if (slot->seq == op->head.seq && slot->digest == op->head.digest) return 1;
+    tshi_uv_differ(link, op, slot->seq);
+    return 0;
+}
+
+/* Writes to the cache lines of this rank's next slot, as many as op took. So this core has them for
+ * itself by the time it shows the next collective: other cores, which have read them, give them up.
+ * The slot is free: all have shown op, so all have completed what the slot had. */
+static void tshi_uv_board_prepare(const tshi_uv_op *op) {
+    tshi_uv_slot *next = tshi_uv_slot_of(op->group, op->group->rank, op->boarded + 1);
+    const int64_t size = (int64_t)sizeof *next + tshi_uv_board_size(op);
+    if (op->group->shown > op->boarded) return; /* that slot is in use already */
+    __atomic_store_n(&next->number, 0, __ATOMIC_RELAXED);
+    for (int64_t i = 64; i < size; i += 64) *((volatile char *)next + i) = 0;
+}
+
+/* Completes op, which all ranks have shown: gathers or sums. */
+static void tshi_uv_board_take(const tshi_uv_op *op) {
+    const tshi_uv_group *group = op->group;
+    for (int r = 0; op->coll.kind == TSH_ALLGATHER && r < group->size; r++) {
+        const int64_t size = r == group->rank ? 0 : tshi_uv_length(op, r);
+        for (int64_t at = 0; at < size;) { /* one row at a time */
+            const tshi_uv_span to = tshi_uv_in_whole(op, op->coll.recv, r, at);
+            memcpy(to.at, tshi_uv_slot_data(op, r) + at, (size_t)to.size);
+            at += to.size;
+        }
+    }
+    if (tshi_uv_sums(op)) tshi_uv_direct_sums(op);
+}
+
+/* Moves the collectives on a group's board as far as they can be moved now. Returns 0 if none was
+ * moved. */
+static int tshi_uv_board_move(tshi_uv_group *group) {
+    int moved = 0;
+    for (; group->board.used && !TSHI_UV_GET(&group->world->halted); moved = 1) {
+        tshi_uv_op *op = tshi_uv_first(group, &group->board);
+        const int before = op->seen;
+        tshi_uv_board_show_all(group);
+        while (op->seen < group->size &&
+               (op->seen == group->rank || tshi_uv_board_shows(op, op->seen)))
+            op->seen++;
+        if (op->seen < group->size) return moved || op->seen != before;
+        tshi_uv_board_take(op);
+        tshi_uv_board_prepare(op);
+        tshi_uv_pop(&group->board);
+        op->pending = 0;
+    }
+    return moved;
+}
+
+/* Looks for errors where waiting ranks do not look: of all ranks that have not shown the first
+ * collective on the board, not only the lowest; and on the board, where a frame of a collective
+ * with the same number is awaited. */
+static void tshi_uv_board_look(tsh_uv_world *world) {
+    for (tshi_uv_group *group = world->groups; group; group = group->next) {
+        const tshi_uv_op *shown = group->board.used ? tshi_uv_first(group, &group->board) : NULL;
+        for (int r = 0; group->whole && r < group->size; r++) {
+            const tshi_uv_link *link = &group->link[r];
+            const tshi_uv_op *op = link->in.used ? tshi_uv_first(group, &link->in) : NULL;
+            const tshi_uv_slot *slot = op ? tshi_uv_slot_of(group, r, op->boarded + 1) : NULL;
+            if (r == group->rank || TSHI_UV_GET(&world->halted)) continue;
+            if (slot && TSHI_UV_GET(&slot->number) == op->boarded + 1 && slot->seq == op->head.seq)
+                tshi_uv_differ(link, op, slot->seq);
+            else if (shown && r >= shown->seen && !tshi_uv_board_shows(shown, r))
+                (void)tshi_uv_board_meets(link, shown);
+        }
+    }
+}
+
+/* ========================================================================== */
 /* >>uv-advance                                  MARK: - uv-advance (private) */
 /* Moves all bytes that can be moved now, on all connections of all groups.   */
-/* Needs: >>uv-shm-flow.                                                      */
+/* Needs: >>uv-board.                                                         */
 /* ========================================================================== */
 
 /* Copies messages that this rank sends to itself from send to recv. Returns 1 if there were any. */
@@ -6884,7 +7095,10 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
 static int tshi_uv_advance(tsh_uv_world *world) {
     int moved = 0;
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
-        for (int i = 0; group->active && i < 2 * group->size; i++) { /* idle groups are skipped */
+        /* connections are skipped if no operation in flight needs one */
+        const int links = group->active > (int)group->board.used ? 2 * group->size : 0;
+        if (group->board.used) moved |= tshi_uv_board_move(group);
+        for (int i = 0; i < links; i++) {
             if (TSHI_UV_GET(&world->halted)) return 0;               /* an error was reported */
             moved |= tshi_uv_move_link(&group->link[i]);
         }
@@ -6932,16 +7146,25 @@ static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
  * dtype, reduction, whether all share memory), so that all choose the same. */
 static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    const int size = op->group->size, whole = op->group->whole;
-    int64_t sent = 0; /* about how many bytes one rank would send directly */
+    const int size = op->group->size, whole = op->group->whole && size > 1;
+    const int64_t slot = op->group->slot - (int64_t)sizeof(tshi_uv_slot); /* its room for data */
+    /* all: bytes of the whole buffer; most: of the largest part that one rank has; sent: about how
+     * many bytes one rank would send directly */
+    int64_t all = 0, most = 0, sent;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
         if (coll->kind == TSH_ALLREDUCE)
-            sent = coll->count * op->width * (size - 1);
+            all = coll->count * op->width;
         else
-            for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
+            for (int k = 0; k < size; k++) {
+                const int64_t part = tshi_uv_length(op, k);
+                all += part;
+                most = part > most ? part : most;
+            }
+        if (whole && (coll->kind == TSH_ALLGATHER ? most : all) <= slot) return TSHI_UV_BOARD;
+        sent = coll->kind == TSH_ALLREDUCE ? all * (size - 1) : all;
         if (size == 1 || sent <= (whole ? TSHI_UV_SHM_DIRECT_MOST : TSHI_UV_DIRECT_MOST))
             return TSHI_UV_DIRECT;
         /* in shared memory it costs nothing more to reach all ranks than the next one */
@@ -6954,7 +7177,8 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_SEND:
     case TSH_RECV:
     case TSH_SENDRECV: return TSHI_UV_MESSAGE;
-    default: return TSHI_UV_DIRECT; /* all-to-all, barrier, split */
+    case TSH_BARRIER: return whole ? TSHI_UV_BOARD : TSHI_UV_DIRECT;
+    default: return TSHI_UV_DIRECT; /* all-to-all, split */
     }
 }
 
@@ -6963,7 +7187,7 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
 static void tshi_uv_copy_own(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     const int rank = op->group->rank;
-    if (op->algorithm != TSHI_UV_DIRECT) return;
+    if (op->algorithm != TSHI_UV_DIRECT && op->algorithm != TSHI_UV_BOARD) return;
     if (coll->kind == TSH_ALLGATHER ||
         (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] == coll->recv_counts[rank]))
         tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
@@ -7023,6 +7247,13 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes); /* the frame with the payload */
 }
 
+static void tshi_uv_plan_board(tshi_uv_op *op) { /* Shows op to the others, if it is its turn. */
+    op->seen = 0;
+    op->pending = 1;
+    tshi_uv_push(&op->group->board, op);
+    tshi_uv_board_show_all(op->group);
+}
+
 static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SENDRECV. */
     const tsh_coll *coll = &op->coll;
     if (coll->kind != TSH_SEND) {
@@ -7060,7 +7291,9 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
 /* Returns the size in bytes of the scratch buffer that op needs; only reductions need one. */
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
-    if (!tshi_uv_sums(op) || group->size == 1 || tshi_uv_summed_in_place(op)) return 0;
+    if (!tshi_uv_sums(op) || group->size == 1 || op->algorithm == TSHI_UV_BOARD ||
+        tshi_uv_summed_in_place(op))
+        return 0;
     /* a ring needs the window, a circular buffer for received bytes */
     if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
     return (size_t)(tshi_uv_row_size(op) * group->size);
@@ -7095,10 +7328,9 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         op->scratch_size = op->scratch ? need : 0; /* the slot's later operations reuse scratch */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    /* deadline: a point in time, in ns */
-    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     op->used = 1;
     group->active++;
+    op->boarded = group->boarded += op->algorithm == TSHI_UV_BOARD;
     if (op->algorithm == TSHI_UV_MESSAGE) {
         tshi_uv_plan_message(op);
     } else {
@@ -7109,8 +7341,11 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         op->head.digest = tshb_coll_digest(coll, group->size);
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
+        /* before the call is recorded: the others wait for it. If one of them then reports that the
+         * calls differ, the coordinator asks again until it is */
+        if (op->algorithm == TSHI_UV_BOARD) tshi_uv_plan_board(op);
         tshi_uv_remember(op);
-        op->pending = 1; /* so that op is not complete before all frames are queued */
+        op->pending++; /* so that op is not complete before all frames are queued */
         if (op->algorithm == TSHI_UV_DIRECT || op->algorithm == TSHI_UV_PIECES)
             tshi_uv_plan_direct(op);
         if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
@@ -7119,6 +7354,8 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         /* a group of one rank has no frames: compute the sum now */
         if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
     }
+    /* deadline: a point in time, in ns */
+    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     (void)tshi_uv_advance(group->world); /* starts sending */
     tshi_uv_copy_own(op);
     return TSH_OK;
@@ -7322,7 +7559,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     int asleep = 0;           /* 1: this rank's segment says that it sleeps */
     int spins = 0, turns = 0; /* spins: rounds without progress in a row; turns: all rounds */
     wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
-    for (;;) {
+    while (!tshi_uv_over(&wait)) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;
         if (++turns % 64 == 0 && tsh_now() >= wait.deadline) tshi_uv_late(group, op);
@@ -7336,6 +7573,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
         }
         asleep = !moved && !asleep;
         tshi_uv_shm_sleeps(world, asleep);
+        if (asleep) tshi_uv_board_look(world);
     }
     tshi_uv_shm_sleeps(world, 0);
     if (wait.noted) tshi_uv_unblock(world);
@@ -7388,7 +7626,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tshi_uv_op *op = tshi_uv_op_of(group, req);
     tsh_result result;
-    (void)tshi_uv_advance(group->world);
+    if (!tshi_uv_advance(group->world)) tshi_uv_board_look(group->world);
     result = tshi_uv_failed(group->world);
     *done = result != TSH_OK || op->pending == 0; /* an error completes a request, too */
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);
@@ -7749,7 +7987,7 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     int local = 1;                        /* number of ranks on this host */
     for (int r = 0; r < group->size; r++) /* link[r]: the connection for collectives */
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
-    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 2000; /* polls before a sleep */
+    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 16 : 2000; /* polls before a sleep */
 }
 
 /* Callback when another rank rings this one's bell, which ends its sleep. Empties the bell. */

@@ -1,7 +1,7 @@
 /* ========================================================================== */
 /* >>uv-advance                                  MARK: - uv-advance (private) */
 /* Moves all bytes that can be moved now, on all connections of all groups.   */
-/* Needs: >>uv-shm-flow.                                                      */
+/* Needs: >>uv-board.                                                         */
 /* ========================================================================== */
 
 /* Copies messages that this rank sends to itself from send to recv. Returns 1 if there were any. */
@@ -65,7 +65,10 @@ static int tshi_uv_move_link(tshi_uv_link *link) {
 static int tshi_uv_advance(tsh_uv_world *world) {
     int moved = 0;
     for (tshi_uv_group *group = world->groups; group; group = group->next) {
-        for (int i = 0; group->active && i < 2 * group->size; i++) { /* idle groups are skipped */
+        /* connections are skipped if no operation in flight needs one */
+        const int links = group->active > (int)group->board.used ? 2 * group->size : 0;
+        if (group->board.used) moved |= tshi_uv_board_move(group);
+        for (int i = 0; i < links; i++) {
             if (TSHI_UV_GET(&world->halted)) return 0;               /* an error was reported */
             moved |= tshi_uv_move_link(&group->link[i]);
         }

@@ -393,12 +393,23 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
+/* Returns rank r's slot for collective `number` of the board. Its data follows it. */
+static tshi_uv_slot *tshi_uv_slot_of(const tshi_uv_group *group, int r, uint64_t number) {
+    const int64_t offset = (int64_t)(number % TSHI_UV_SLOTS) * group->slot;
+    return (tshi_uv_slot *)(void *)(group->link[r].slots + offset);
+}
+
+/* Returns the data that rank r shows in op. */
+static char *tshi_uv_slot_data(const tshi_uv_op *op, int r) {
+    return (char *)(tshi_uv_slot_of(op->group, r, op->boarded) + 1);
+}
+
 /* Argument of tshi_uv_message_of, the callback that gives tshb_coll_sum each rank's elements. */
 typedef struct tshi_uv_parts {
     const tshi_uv_op *op; /* the reduction that is computed */
     const char *own;      /* this rank's own elements, in its send buffer */
-    int64_t at; /* offset in bytes in what each other rank has sent: a row of scratch, or a payload
-                 * in a ring of shared memory */
+    int64_t at; /* offset in bytes in what each other rank has sent: a row of scratch, a payload in
+                 * a ring of shared memory, or the data of a slot */
 } tshi_uv_parts;
 
 /* Returns how many bytes of the payload from a peer are summed where they lie, in the rings of
@@ -434,6 +445,7 @@ static int tshi_uv_all_unchanged(const tshi_uv_op *op) {
 static const void *tshi_uv_message_of(const void *user, int r) { /* Returns rank r's elements. */
     const tshi_uv_parts *p = (const tshi_uv_parts *)user;
     if (r == p->op->group->rank) return p->own;
+    if (p->op->algorithm == TSHI_UV_BOARD) return tshi_uv_slot_data(p->op, r) + p->at;
     if (tshi_uv_summed_in_place(p->op)) return tshi_uv_arrived(p->op, r, p->at).at;
     return tshi_uv_row(p->op, r) + p->at;
 }
@@ -452,6 +464,8 @@ static int64_t tshi_uv_sum_tile(const tshi_uv_op *op, int k, int64_t at, int64_t
     if (op->coll.kind != TSH_ALLREDUCE)
         own = tshi_uv_in_rows(op, tshi_uv_send_buffer(op), op->coll.recv_counts, k, at);
     parts.own = own.at;
+    /* a slot has the data of a whole send buffer */
+    if (op->algorithm == TSHI_UV_BOARD) parts.at = own.at - (const char *)op->coll.send;
     n = tshi_uv_min(tshi_uv_min(own.size, most), (int64_t)sizeof tile) / width;
     if (n <= 0) return 0;
     tshb_coll_sum(tile, n, &op->coll, op->group->size, k, tshi_uv_message_of, &parts);
@@ -465,7 +479,7 @@ static int64_t tshi_uv_sum_place(const tshi_uv_op *op, int k) {
     return tshb_coll_chunk(op->coll.count, op->group->size, k) * op->width;
 }
 
-/* Sums the data of all ranks (TSHI_UV_DIRECT). Called once all of it has arrived. */
+/* Sums the data of all ranks (TSHI_UV_DIRECT, _BOARD). Called once all of it has arrived. */
 static void tshi_uv_direct_sums(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
     /* 1: sums every chunk; 0 (reduce-scatter): only this rank's */

@@ -3,6 +3,7 @@
 /* The world's error is the first one that is set, and does not change.       */
 /* The caller's thread reports errors to the control thread.                  */
 /* The control thread decides (>>uv-decide) and sets the error, locked.       */
+/* Messages in the log that other hosts can cause are limited, at the end.    */
 /* Needs: >>uv-types.                                                         */
 /* ========================================================================== */
 
@@ -89,4 +90,33 @@ static int tshi_uv_member(const tshi_uv_group *group, int world_rank) {
     for (int r = 0; r < group->size; r++)
         if (group->ranks[r] == world_rank) return r;
     return -1;
+}
+
+/* Logs one line for each kind of message that was counted but not logged, unless one of that kind
+ * was logged less than a second ago. now INT64_MAX: logs them in any case. */
+static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
+    for (int i = 0; i < TSHI_UV_TALLIES; i++) {
+        tshi_uv_log_count *t = &world->tally[i];
+        if (!t->count || (t->told && now - t->told < TSHI_UV_SECOND)) continue;
+        if (t->count == 1)
+            tsh_log_message(&world->logger, "%s", t->last);
+        else
+            tsh_log_message(&world->logger, "%s (the last of %d since the message before)", t->last,
+                            t->count);
+        t->count = 0;
+        t->told = tsh_now();
+    }
+}
+
+/* Logs a message that other hosts can cause as often as they like. Of each kind, at most one a
+ * second is logged; the others are only counted. */
+TSH_PRINTF(3, 4)
+static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
+    tshi_uv_log_count *t = &world->tally[kind];
+    va_list list;
+    va_start(list, format);
+    tsh_text_format(t->last, sizeof t->last, format, list);
+    va_end(list);
+    t->count++;
+    tshi_uv_log_counted(world, tsh_now());
 }

@@ -113,6 +113,19 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
                          TSHI_UV_CHECK_OF(link->channel), what, text);
 }
 
+/* Reports that the peer has called another collective than op, or the same one with another number:
+ * its number is `seq`. */
+static void tshi_uv_differ(const tshi_uv_link *link, const tshi_uv_op *op, uint64_t seq) {
+    const tshi_uv_group *group = link->group;
+    const int a = group->ranks[link->peer], b = group->world->rank; /* world ranks of both ends */
+    char name[TSHI_UV_NAME];
+    if (op->head.seq < seq) seq = op->head.seq; /* the earlier one */
+    tshi_uv_report_error(
+        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(a, b),
+        "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
+        (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
+}
+
 /* Checks the header of a frame that is being received. Returns 0 after reporting an error, else 1.
  * If the peer's collective is not this rank's, the coordinator asks all ranks what they called. */
 static int tshi_uv_check_head(tshi_uv_link *link) {
@@ -126,17 +139,10 @@ static int tshi_uv_check_head(tshi_uv_link *link) {
         return 0;
     }
     if (!tshi_uv_for_messages(link)) {
-        char name[TSHI_UV_NAME];
-        /* seq: number of the earlier one of the two collectives */
-        uint64_t seq = head->seq < op->head.seq ? head->seq : op->head.seq;
-        int a = group->ranks[link->peer], b = group->world->rank; /* world ranks of both ends */
         if (head->seq == op->head.seq && head->digest == op->head.digest &&
             head->group == group->id && head->bytes == (uint64_t)op->in[link->peer].total)
             return 1; /* both called the same collective */
-        tshi_uv_report_error(
-            group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(a, b),
-            "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
-            (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
+        tshi_uv_differ(link, op, head->seq);
         return 0;
     }
     /* a header of kind RECV is a clear: the peer is ready to receive a message */

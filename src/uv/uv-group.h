@@ -114,7 +114,13 @@ static void tshi_uv_pop(tshi_uv_fifo *fifo) { /* Removes the first operation of 
     fifo->used--;
 }
 
+/* Returns operation n of a queue, which must have more than n. */
+static tshi_uv_op *tshi_uv_nth(tshi_uv_group *group, const tshi_uv_fifo *fifo, unsigned n) {
+    /* it holds indices of group->op */
+    return &group->op[fifo->op[(fifo->first + n) % TSHI_UV_OPS]];
+}
+
 /* Returns the first operation of a queue, which must not be empty. */
 static tshi_uv_op *tshi_uv_first(tshi_uv_group *group, const tshi_uv_fifo *fifo) {
-    return &group->op[fifo->op[fifo->first]]; /* a queue holds indices of group->op */
+    return tshi_uv_nth(group, fifo, 0);
 }

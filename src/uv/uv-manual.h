@@ -37,9 +37,10 @@
  *   send (H-1)/H n + (HR-1)/(HR) n each, for the order of sums passes through the ranks in turn;
  *   of 16-bit floats (H-1)/H n + (H-1) R/H n, for they are sent before they are summed;
  * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
- *   namespace. It has no name, so a rank that is killed leaves nothing behind, and its memory is
- *   reserved before use. Sums are the same bits as over TCP, and
- *   errors the same. Where the system refuses, TCP is used, and one line logged (TSHARD_SHM);
+ *   namespace. What a rank sends in a collective of up to 2 KiB is written once, for all others to
+ *   read. The memory has no name, so a rank that is killed leaves nothing behind, and is reserved
+ *   before use. Sums are the same bits as over TCP, and errors the same. Where the system refuses,
+ *   TCP is used, and one line logged (TSHARD_SHM);
  * - on request (TSHARD_SHM=2, or tsh_uv_desc.tensors) have tensors in memory that the ranks of this
  *   host can read, but not write: what is sent is then copied once, or summed where it lies. That
  *   is for long arrays that are sent unchanged more than once, as weights are: their all-gathers
@@ -104,10 +105,10 @@
  * ranks 2 (p-1) more. Memory from libc's malloc: about 160 KiB, and 20 KiB per rank, for the world;
  * 65 KiB, and 10 KiB per member, for a group; 1 MiB, kept until its group is closed, for each long
  * sum that is in flight at once; 2 KiB per encrypted connection, and up to 256 KiB once it has
- * carried long arrays; and the system's socket buffers. Shared memory: for each other member of a
- * group on this host 520 KiB, less in groups of more than 8; and 1 GiB of addresses for each rank
- * of this host, with tensors there also as many as the host has memory. Heartbeats: a packet to
- * each rank every 250 ms.
+ * carried long arrays; and the system's socket buffers. Shared memory: for a group 33 KiB, and for
+ * each other member on this host 520 KiB, less in groups of more than 8; and 1 GiB of addresses for
+ * each rank of this host, with tensors there also as many as the host has memory. Heartbeats: a
+ * packet to each rank every 250 ms.
  *
  * ENVIRONMENT: read for each setting that the tsh_uv_desc leaves out. An empty variable counts as
  * unset. Rank and size come from the first family that sets them: TSHARD_, torchrun's, Slurm's. If

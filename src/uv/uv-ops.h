@@ -44,7 +44,7 @@ static tsh_result tshi_uv_test(tsh_comm *comm, tsh_req req, int *done) {
     tshi_uv_group *group = tshi_uv_group_of(comm);
     tshi_uv_op *op = tshi_uv_op_of(group, req);
     tsh_result result;
-    (void)tshi_uv_advance(group->world);
+    if (!tshi_uv_advance(group->world)) tshi_uv_board_look(group->world);
     result = tshi_uv_failed(group->world);
     *done = result != TSH_OK || op->pending == 0; /* an error completes a request, too */
     if (!*done && tsh_now() >= op->deadline) tshi_uv_late(group, op);

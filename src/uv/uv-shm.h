@@ -26,6 +26,13 @@ static int64_t tshi_uv_shm_row(int size, int i) {
     return (TSHI_UV_SHM_PAGE + tshi_uv_shm_ring(size)) * i;
 }
 
+/* Returns the size in bytes of a slot, with its data, in a group of `size` ranks. The slots of rank
+ * r are where row r of its segment would be: it has no connection with itself. */
+static int64_t tshi_uv_slot_size(int size) {
+    const int64_t most = ((int64_t)sizeof(tshi_uv_slot) + TSHI_UV_SLOT_MOST + 63) / 64 * 64;
+    return tshi_uv_min(most, tshi_uv_shm_ring(size) / TSHI_UV_SLOTS);
+}
+
 /* Returns the offset in a segment of its first row (counters and ring of one connection). */
 static int64_t tshi_uv_shm_begin(void) {
     return ((int64_t)sizeof(tshi_uv_shm_segment) / TSHI_UV_SHM_PAGE + 1) * TSHI_UV_SHM_PAGE;
@@ -198,12 +205,23 @@ static void tshi_uv_shm_without(tsh_uv_world *world, const char *what) {
     world->shm = 0;
 }
 
+/* Allocates memory for this rank's slots in a group, in which it has rank m and whose rows begin at
+ * `offset` of its segment. Returns 0 if the system refuses (errno). */
+static int tshi_uv_shm_slots(const tsh_uv_world *world, int64_t offset, int size, int m) {
+    const int64_t at = offset + tshi_uv_shm_row(size, m), slot = tshi_uv_slot_size(size);
+    if (!tshi_uv_shm_reserve(world->segment, at, slot * TSHI_UV_SLOTS)) return 0;
+    for (int i = 0; i < TSHI_UV_SLOTS; i++)
+        memset(world->near[world->rank].base + at + i * slot, 0, sizeof(tshi_uv_slot));
+    return 1;
+}
+
 /* Makes this rank's segment, if settings and system allow it. */
 static void tshi_uv_shm_open(tsh_uv_world *world) {
     tshi_uv_near *own = &world->near[world->rank];
     tshi_uv_shm_segment *segment;
     if (!TSHI_UV_SHM || !world->shm) return;
-    if (!tshi_uv_shm_create(world)) {
+    if (!tshi_uv_shm_create(world) ||
+        !tshi_uv_shm_slots(world, tshi_uv_shm_begin(), world->size, world->rank)) {
         tshi_uv_shm_without(world, "make shared memory");
         tshi_uv_shm_unmap(own);
         tshi_uv_close_fd(&world->segment);
@@ -306,8 +324,9 @@ static void tshi_uv_shm_publish(tshi_uv_group *group) {
     offset = tshi_uv_shm_gap(world, world->shm_sizes,
                              tshi_uv_shm_row(group->size, 2 * group->size));
     for (int m = 0; offset && m < group->size; m++)
-        if (m != group->rank && tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
-            !tshi_uv_shm_rows(world, offset, group->size, m)) {
+        if (m == group->rank ? !tshi_uv_shm_slots(world, offset, group->size, m)
+                             : tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
+                                   !tshi_uv_shm_rows(world, offset, group->size, m)) {
             tshi_uv_shm_without(world, "share memory with a new group");
             offset = 0;
         }
@@ -355,9 +374,13 @@ static void tshi_uv_shm_link(tshi_uv_group *group) {
     const int own = world->rank, size = group->size;
     const tshi_uv_shm_entry *mine = tshi_uv_shm_find(world, own, group->id);
     group->whole = tshi_uv_shm_valid(mine, size);
+    group->slot = tshi_uv_slot_size(size);
     for (int m = 0; m < size; m++) {
         int peer = group->ranks[m];
         const tshi_uv_shm_entry *theirs = tshi_uv_shm_find(world, peer, group->id);
+        if (tshi_uv_shm_valid(theirs, size))
+            group->link[m].slots = world->near[peer].base + theirs->offset +
+                                   tshi_uv_shm_row(size, m);
         if (peer == own) continue;
         if (!mine || !tshi_uv_shm_valid(theirs, size) || !tshi_uv_shm_pair(world, own, peer)) {
             group->whole = 0;

@@ -38,16 +38,25 @@ static void tshi_uv_promise(tshi_uv_op *op, int peer, int64_t total) {
  * dtype, reduction, whether all share memory), so that all choose the same. */
 static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    const int size = op->group->size, whole = op->group->whole;
-    int64_t sent = 0; /* about how many bytes one rank would send directly */
+    const int size = op->group->size, whole = op->group->whole && size > 1;
+    const int64_t slot = op->group->slot - (int64_t)sizeof(tshi_uv_slot); /* its room for data */
+    /* all: bytes of the whole buffer; most: of the largest part that one rank has; sent: about how
+     * many bytes one rank would send directly */
+    int64_t all = 0, most = 0, sent;
     switch (coll->kind) {
     case TSH_ALLREDUCE:
     case TSH_ALLGATHER:
     case TSH_REDUCE_SCATTER:
         if (coll->kind == TSH_ALLREDUCE)
-            sent = coll->count * op->width * (size - 1);
+            all = coll->count * op->width;
         else
-            for (int k = 0; k < size; k++) sent += tshi_uv_length(op, k);
+            for (int k = 0; k < size; k++) {
+                const int64_t part = tshi_uv_length(op, k);
+                all += part;
+                most = part > most ? part : most;
+            }
+        if (whole && (coll->kind == TSH_ALLGATHER ? most : all) <= slot) return TSHI_UV_BOARD;
+        sent = coll->kind == TSH_ALLREDUCE ? all * (size - 1) : all;
         if (size == 1 || sent <= (whole ? TSHI_UV_SHM_DIRECT_MOST : TSHI_UV_DIRECT_MOST))
             return TSHI_UV_DIRECT;
         /* in shared memory it costs nothing more to reach all ranks than the next one */
@@ -60,7 +69,8 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
     case TSH_SEND:
     case TSH_RECV:
     case TSH_SENDRECV: return TSHI_UV_MESSAGE;
-    default: return TSHI_UV_DIRECT; /* all-to-all, barrier, split */
+    case TSH_BARRIER: return whole ? TSHI_UV_BOARD : TSHI_UV_DIRECT;
+    default: return TSHI_UV_DIRECT; /* all-to-all, split */
     }
 }
 
@@ -69,7 +79,7 @@ static tshi_uv_algorithm tshi_uv_choose_algorithm(const tshi_uv_op *op) {
 static void tshi_uv_copy_own(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
     const int rank = op->group->rank;
-    if (op->algorithm != TSHI_UV_DIRECT) return;
+    if (op->algorithm != TSHI_UV_DIRECT && op->algorithm != TSHI_UV_BOARD) return;
     if (coll->kind == TSH_ALLGATHER ||
         (coll->kind == TSH_ALLTOALL && coll->send_counts[rank] == coll->recv_counts[rank]))
         tshi_uv_own_piece(op, 0, tshi_uv_direct_size(op, rank, rank));
@@ -129,6 +139,13 @@ static void tshi_uv_plan_broadcast(tshi_uv_op *op) {
     if (!is_root) tshi_uv_expect(op, star ? root : prev, bytes); /* the frame with the payload */
 }
 
+static void tshi_uv_plan_board(tshi_uv_op *op) { /* Shows op to the others, if it is its turn. */
+    op->seen = 0;
+    op->pending = 1;
+    tshi_uv_push(&op->group->board, op);
+    tshi_uv_board_show_all(op->group);
+}
+
 static void tshi_uv_plan_message(tshi_uv_op *op) { /* Queues a SEND, RECV or SENDRECV. */
     const tsh_coll *coll = &op->coll;
     if (coll->kind != TSH_SEND) {
@@ -166,7 +183,9 @@ static void tshi_uv_remember(const tshi_uv_op *op) {
 /* Returns the size in bytes of the scratch buffer that op needs; only reductions need one. */
 static size_t tshi_uv_scratch(const tshi_uv_op *op) {
     const tshi_uv_group *group = op->group;
-    if (!tshi_uv_sums(op) || group->size == 1 || tshi_uv_summed_in_place(op)) return 0;
+    if (!tshi_uv_sums(op) || group->size == 1 || op->algorithm == TSHI_UV_BOARD ||
+        tshi_uv_summed_in_place(op))
+        return 0;
     /* a ring needs the window, a circular buffer for received bytes */
     if (op->algorithm == TSHI_UV_RING) return TSHI_UV_WINDOW;
     return (size_t)(tshi_uv_row_size(op) * group->size);
@@ -201,10 +220,9 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         op->scratch_size = op->scratch ? need : 0; /* the slot's later operations reuse scratch */
         if (!op->scratch) return tshi_uv_no_scratch(group, coll);
     }
-    /* deadline: a point in time, in ns */
-    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     op->used = 1;
     group->active++;
+    op->boarded = group->boarded += op->algorithm == TSHI_UV_BOARD;
     if (op->algorithm == TSHI_UV_MESSAGE) {
         tshi_uv_plan_message(op);
     } else {
@@ -215,8 +233,11 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         op->head.digest = tshb_coll_digest(coll, group->size);
         op->head.count = coll->count;
         op->head.kind = (uint8_t)coll->kind;
+        /* before the call is recorded: the others wait for it. If one of them then reports that the
+         * calls differ, the coordinator asks again until it is */
+        if (op->algorithm == TSHI_UV_BOARD) tshi_uv_plan_board(op);
         tshi_uv_remember(op);
-        op->pending = 1; /* so that op is not complete before all frames are queued */
+        op->pending++; /* so that op is not complete before all frames are queued */
         if (op->algorithm == TSHI_UV_DIRECT || op->algorithm == TSHI_UV_PIECES)
             tshi_uv_plan_direct(op);
         if (op->algorithm == TSHI_UV_RING) tshi_uv_plan_ring(op);
@@ -225,6 +246,8 @@ static tsh_result tshi_uv_launch(tshi_uv_group *group, const tsh_coll *coll, tsh
         /* a group of one rank has no frames: compute the sum now */
         if (--op->pending == 0 && tshi_uv_sums(op)) tshi_uv_direct_sums(op);
     }
+    /* deadline: a point in time, in ns */
+    op->deadline = tshb_deadline(coll->timeout_ns, group->world->timeout);
     (void)tshi_uv_advance(group->world); /* starts sending */
     tshi_uv_copy_own(op);
     return TSH_OK;

@@ -155,6 +155,7 @@ typedef enum tshi_uv_algorithm {
     /* broadcast: root sends to the next rank, and each rank forwards to its next one */
     TSHI_UV_CHAIN,
     TSHI_UV_STAR,   /* broadcast: root sends to each other rank */
+    TSHI_UV_BOARD,  /* small: each rank shows its data to all others in shared memory */
     TSHI_UV_MESSAGE /* SEND, RECV and SENDRECV, between two ranks */
 } tshi_uv_algorithm;
 
@@ -174,6 +175,9 @@ typedef struct tshi_uv_op {
     /* RING: bytes of the incoming stream that are summed (if they need to be) and may be forwarded;
      * PIECES: bytes of this rank's chunk that are summed */
     int64_t ready;
+    /* number of collectives on the board that were started up to and including this one */
+    uint64_t boarded;
+    int seen;                 /* BOARD: ranks [0, seen) are known to have shown their data */
     tshi_uv_stream *in, *out; /* progress of the frame from, and to, each rank of the group */
     /* RECV: progress of sending the "clear", the header that allows the peer to send its message */
     tshi_uv_stream clear;
@@ -197,6 +201,8 @@ enum {
     TSHI_UV_SHM_PAGE = 4096,      /* bytes of a row's page of counters, and of the heap's pages */
     TSHI_UV_SHM_SIZE = 1 << 30,   /* bytes of a segment before the heap; most have no memory */
     TSHI_UV_SHM_PIECE = 64 << 10, /* most bytes copied before the peer is told of them */
+    TSHI_UV_SLOTS = 16,           /* slots of a rank in a group (>>uv-board) */
+    TSHI_UV_SLOT_MOST = 2 << 10,  /* bytes of data in a slot, less in groups of over 32 */
     TSHI_UV_SHM_LEAST = 16 << 10, /* smaller blocks are not in the heap */
     /* Smaller payloads are not sent by reference; those of an all-reduce, whose buffer both ends
      * write next, only if larger than caches: a core writes slowly what another has read */
@@ -224,6 +230,13 @@ typedef struct tshi_uv_shm_segment {
     /* [r]: atomic: 1: the owner has mapped the segment of world rank r, and has rows for it */
     unsigned char near[TSHI_UV_RANKS];
 } tshi_uv_shm_segment;
+
+/* What one rank shows to all others of its group in a collective on the board (>>uv-board). The
+ * bytes follow. */
+typedef struct tshi_uv_slot {
+    uint64_t number; /* atomic, written last: tshi_uv_op.boarded of the collective; 0: none yet */
+    uint64_t seq, digest; /* as in tshi_uv_head */
+} tshi_uv_slot;
 
 /* What this rank knows of the segment of a rank of this host, or of its own. */
 typedef struct tshi_uv_near {
@@ -292,6 +305,7 @@ typedef struct tshi_uv_link {
     int64_t stalled_since;
     uv_poll_t *poll;   /* watches fd for the caller's thread; NULL until that first sleeps */
     tshi_uv_pipe pipe; /* the connection's rings in shared memory, if it has any */
+    char *slots;       /* in shared memory: the peer's slots for collectives, or this rank's own */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
@@ -319,6 +333,10 @@ struct tshi_uv_group {
     int *ports;
     int linked; /* atomic: 1 once all connections are made and the caller's thread may use them */
     int whole;  /* 1: all members share memory with each other */
+    /* collectives on the board: those in flight; number of those started, and of those shown */
+    tshi_uv_fifo board;
+    uint64_t boarded, shown;
+    int64_t slot; /* bytes of a slot, with its data */
     /* first[r], last[r]: the ranks from first[r] to last[r] are those of rank r's host. If there is
      * one host only, or one has several such ranges, each rank counts as a host: both are r */
     int *first, *last;
@@ -666,33 +684,4 @@ static const char *tshi_uv_why(int error) {
 
 static int64_t tshi_uv_min(int64_t a, int64_t b) {
     return a < b ? a : b;
-}
-
-/* Logs one line for each kind of message that was counted but not logged, unless one of that kind
- * was logged less than a second ago. now INT64_MAX: logs them in any case. */
-static void tshi_uv_log_counted(tsh_uv_world *world, int64_t now) {
-    for (int i = 0; i < TSHI_UV_TALLIES; i++) {
-        tshi_uv_log_count *t = &world->tally[i];
-        if (!t->count || (t->told && now - t->told < TSHI_UV_SECOND)) continue;
-        if (t->count == 1)
-            tsh_log_message(&world->logger, "%s", t->last);
-        else
-            tsh_log_message(&world->logger, "%s (the last of %d since the message before)", t->last,
-                            t->count);
-        t->count = 0;
-        t->told = tsh_now();
-    }
-}
-
-/* Logs a message that other hosts can cause as often as they like. Of each kind, at most one a
- * second is logged; the others are only counted. */
-TSH_PRINTF(3, 4)
-static void tshi_uv_note(tsh_uv_world *world, int kind, const char *format, ...) {
-    tshi_uv_log_count *t = &world->tally[kind];
-    va_list list;
-    va_start(list, format);
-    tsh_text_format(t->last, sizeof t->last, format, list);
-    va_end(list);
-    t->count++;
-    tshi_uv_log_counted(world, tsh_now());
 }

@@ -196,7 +196,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
     int asleep = 0;           /* 1: this rank's segment says that it sleeps */
     int spins = 0, turns = 0; /* spins: rounds without progress in a row; turns: all rounds */
     wait.deadline = op ? op->deadline : tshb_deadline(0, world->timeout);
-    for (;;) {
+    while (!tshi_uv_over(&wait)) {
         int moved = tshi_uv_advance(world);
         if (tshi_uv_over(&wait)) break;
         if (++turns % 64 == 0 && tsh_now() >= wait.deadline) tshi_uv_late(group, op);
@@ -210,6 +210,7 @@ static tsh_result tshi_uv_wait_for(tshi_uv_group *group, tshi_uv_op *op) {
         }
         asleep = !moved && !asleep;
         tshi_uv_shm_sleeps(world, asleep);
+        if (asleep) tshi_uv_board_look(world);
     }
     tshi_uv_shm_sleeps(world, 0);
     if (wait.noted) tshi_uv_unblock(world);

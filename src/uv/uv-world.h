@@ -149,7 +149,7 @@ static void tshi_uv_count_local(tsh_uv_world *world) {
     int local = 1;                        /* number of ranks on this host */
     for (int r = 0; r < group->size; r++) /* link[r]: the connection for collectives */
         if (group->link[r].fd >= 0) local += tshi_uv_is_local(group->link[r].fd);
-    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 4 : 2000; /* polls before a sleep */
+    world->spins = local > sysconf(_SC_NPROCESSORS_ONLN) ? 16 : 2000; /* polls before a sleep */
 }
 
 /* Callback when another rank rings this one's bell, which ends its sleep. Empties the bell. */
