@@ -39,8 +39,8 @@
  * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
  *   namespace. What a rank sends in a collective of up to 2 KiB is written once, for all others to
  *   read. The memory has no name, so a rank that is killed leaves nothing behind, and is reserved
- *   before use. Sums are the same bits as over TCP, and errors the same. Where the system refuses,
- *   TCP is used, and one line logged (TSHARD_SHM);
+ *   before use. Sums have the same bits as over TCP, and errors are the same. Where the system
+ *   refuses, TCP is used, and one line logged (TSHARD_SHM);
  * - on request (TSHARD_SHM=2, or tsh_uv_desc.tensors) have tensors in memory that the ranks of this
  *   host can read, but not write: what is sent is then copied once, or summed where it lies. That
  *   is for long arrays that are sent unchanged more than once, as weights are: their all-gathers
@@ -625,7 +625,7 @@ typedef struct tshi_uv_link {
     int64_t stalled_since;
     uv_poll_t *poll;   /* watches fd for the caller's thread; NULL until that first sleeps */
     tshi_uv_pipe pipe; /* the connection's rings in shared memory, if it has any */
-    char *slots;       /* in shared memory: the peer's slots for collectives, or this rank's own */
+    char *slots; /* the peer's slots (>>uv-board), or this rank's own; NULL: not for collectives */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
@@ -2148,13 +2148,16 @@ static void tshi_uv_shm_publish(tshi_uv_group *group) {
     if (!entry) return;
     offset = tshi_uv_shm_gap(world, world->shm_sizes,
                              tshi_uv_shm_row(group->size, 2 * group->size));
-    for (int m = 0; offset && m < group->size; m++)
-        if (m == group->rank ? !tshi_uv_shm_slots(world, offset, group->size, m)
-                             : tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
-                                   !tshi_uv_shm_rows(world, offset, group->size, m)) {
-            tshi_uv_shm_without(world, "share memory with a new group");
-            offset = 0;
-        }
+    for (int m = 0; offset && m < group->size; m++) {
+        int done = 1;
+        if (m == group->rank)
+            done = tshi_uv_shm_slots(world, offset, group->size, m);
+        else if (tshi_uv_shm_pair(world, world->rank, group->ranks[m]))
+            done = tshi_uv_shm_rows(world, offset, group->size, m);
+        if (done) continue;
+        tshi_uv_shm_without(world, "share memory with a new group");
+        offset = 0;
+    }
     if (!offset) return;
     world->shm_sizes[entry - tshi_uv_segment_of(world, world->rank)->group] = group->size;
     entry->offset = (uint64_t)offset;
@@ -5763,13 +5766,14 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
-/* Returns rank r's slot for collective `number` of the board. Its data follows it. */
+/* Returns the slot in which rank r shows what it sends in collective `number` on the board. The
+ * bytes are behind the struct. */
 static tshi_uv_slot *tshi_uv_slot_of(const tshi_uv_group *group, int r, uint64_t number) {
     const int64_t offset = (int64_t)(number % TSHI_UV_SLOTS) * group->slot;
     return (tshi_uv_slot *)(void *)(group->link[r].slots + offset);
 }
 
-/* Returns the data that rank r shows in op. */
+/* Returns the bytes that rank r shows in op. */
 static char *tshi_uv_slot_data(const tshi_uv_op *op, int r) {
     return (char *)(tshi_uv_slot_of(op->group, r, op->boarded) + 1);
 }
@@ -6300,12 +6304,12 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
  * its number is `seq`. */
 static void tshi_uv_differ(const tshi_uv_link *link, const tshi_uv_op *op, uint64_t seq) {
     const tshi_uv_group *group = link->group;
-    const int a = group->ranks[link->peer], b = group->world->rank; /* world ranks of both ends */
+    const int peer = group->ranks[link->peer], own = group->world->rank;
     char name[TSHI_UV_NAME];
     if (op->head.seq < seq) seq = op->head.seq; /* the earlier one */
     tshi_uv_report_error(
-        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(a, b),
-        "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
+        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(peer, own),
+        "rank %d and rank %d called different collectives (collective %llu of %s)", peer, own,
         (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
 }
 
@@ -6890,8 +6894,8 @@ static int tshi_uv_shm_read(tshi_uv_link *link) {
 /* ========================================================================== */
 /* >>uv-board                                      MARK: - uv-board (private) */
 /* Small collectives of a group that shares memory as a whole. Each rank has  */
-/* a few slots in its segment. It copies what it sends into the next one, for */
-/* all others at once, and reads theirs: no queue, no header per peer.        */
+/* a few slots in its segment; those of all ranks are the board. A rank shows */
+/* what it sends, once for all others, in its next slot, and reads theirs.    */
 /* Needs: >>uv-shm-flow.                                                      */
 /* ========================================================================== */
 
@@ -6903,10 +6907,10 @@ enum { TSHI_UV_AHEAD = TSHI_UV_SLOTS / 2 };
 /* Returns the bytes of op's send buffer. */
 static int64_t tshi_uv_board_size(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    if (coll->kind == TSH_ALLREDUCE) return coll->count * op->width;
-    if (coll->kind == TSH_ALLGATHER) return tshi_uv_length(op, op->group->rank);
-    if (coll->kind == TSH_BARRIER) return 0;
-    return tshb_coll_before(coll->recv_counts, op->group->size) * coll->blocks * op->width;
+    const int rank = op->group->rank, size = op->group->size;
+    /* otherwise every rank gets the same */
+    if (coll->kind != TSH_REDUCE_SCATTER) return tshi_uv_direct_size(op, rank, rank);
+    return tshb_coll_before(coll->recv_counts, size) * coll->blocks * op->width;
 }
 
 /* Copies what op sends into its slot, and tells the others. */
@@ -6932,9 +6936,9 @@ static void tshi_uv_board_show_all(tshi_uv_group *group) {
         tshi_uv_board_show(tshi_uv_nth(group, &group->board, (unsigned)(group->shown + 1 - first)));
 }
 
-/* Reports an error if a peer has written a frame with op's number to its ring: then it has called a
- * collective that is not on the board. Returns 1 if so. */
-static int tshi_uv_board_meets(const tshi_uv_link *link, const tshi_uv_op *op) {
+/* Returns 1 if a peer has written a frame with op's number to its ring: it has called a collective
+ * that is not on the board. Then reports that the calls differ. */
+static int tshi_uv_frame_instead(const tshi_uv_link *link, const tshi_uv_op *op) {
     const tshi_uv_pipe *pipe = &link->pipe;
     const int64_t at = tshi_uv_shm_line(pipe->read);
     tshi_uv_head head;
@@ -6947,7 +6951,7 @@ static int tshi_uv_board_meets(const tshi_uv_link *link, const tshi_uv_op *op) {
 }
 
 /* Returns 1 if rank r has shown what it sends in op. Reports an error if it has called another
- * collective, or has closed the group before. */
+ * collective instead, or has closed the group. */
 static int tshi_uv_board_shows(const tshi_uv_op *op, int r) {
     tshi_uv_group *group = op->group;
     tshi_uv_link *link = &group->link[r];
@@ -6955,7 +6959,7 @@ static int tshi_uv_board_shows(const tshi_uv_op *op, int r) {
     /* read first: once the peer has set it, it shows nothing more */
     const int closed = TSHI_UV_GET(&link->pipe.theirs->closed) != 0;
     if (TSHI_UV_GET(&slot->number) != op->boarded) {
-        if (closed && !tshi_uv_board_meets(link, op))
+        if (closed && !tshi_uv_frame_instead(link, op))
             tshi_uv_broke(link, &group->board, "closed its connection");
         return 0;
     }
@@ -6966,7 +6970,7 @@ static int tshi_uv_board_shows(const tshi_uv_op *op, int r) {
 
 /* Writes to the cache lines of this rank's next slot, as many as op took. So this core has them for
  * itself by the time it shows the next collective: other cores, which have read them, give them up.
- * The slot is free: all have shown op, so all have completed what the slot had. */
+ * No rank needs what that slot shows: all have shown op, and had read it before that. */
 static void tshi_uv_board_prepare(const tshi_uv_op *op) {
     tshi_uv_slot *next = tshi_uv_slot_of(op->group, op->group->rank, op->boarded + 1);
     const int64_t size = (int64_t)sizeof *next + tshi_uv_board_size(op);
@@ -7023,7 +7027,7 @@ static void tshi_uv_board_look(tsh_uv_world *world) {
             if (slot && TSHI_UV_GET(&slot->number) == op->boarded + 1 && slot->seq == op->head.seq)
                 tshi_uv_differ(link, op, slot->seq);
             else if (shown && r >= shown->seen && !tshi_uv_board_shows(shown, r))
-                (void)tshi_uv_board_meets(link, shown);
+                (void)tshi_uv_frame_instead(link, shown);
         }
     }
 }

@@ -393,13 +393,14 @@ static tshi_uv_span tshi_uv_direct_at(const tshi_uv_op *op, int peer, int64_t of
     return span;
 }
 
-/* Returns rank r's slot for collective `number` of the board. Its data follows it. */
+/* Returns the slot in which rank r shows what it sends in collective `number` on the board. The
+ * bytes are behind the struct. */
 static tshi_uv_slot *tshi_uv_slot_of(const tshi_uv_group *group, int r, uint64_t number) {
     const int64_t offset = (int64_t)(number % TSHI_UV_SLOTS) * group->slot;
     return (tshi_uv_slot *)(void *)(group->link[r].slots + offset);
 }
 
-/* Returns the data that rank r shows in op. */
+/* Returns the bytes that rank r shows in op. */
 static char *tshi_uv_slot_data(const tshi_uv_op *op, int r) {
     return (char *)(tshi_uv_slot_of(op->group, r, op->boarded) + 1);
 }

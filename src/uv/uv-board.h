@@ -1,8 +1,8 @@
 /* ========================================================================== */
 /* >>uv-board                                      MARK: - uv-board (private) */
 /* Small collectives of a group that shares memory as a whole. Each rank has  */
-/* a few slots in its segment. It copies what it sends into the next one, for */
-/* all others at once, and reads theirs: no queue, no header per peer.        */
+/* a few slots in its segment; those of all ranks are the board. A rank shows */
+/* what it sends, once for all others, in its next slot, and reads theirs.    */
 /* Needs: >>uv-shm-flow.                                                      */
 /* ========================================================================== */
 
@@ -14,10 +14,10 @@ enum { TSHI_UV_AHEAD = TSHI_UV_SLOTS / 2 };
 /* Returns the bytes of op's send buffer. */
 static int64_t tshi_uv_board_size(const tshi_uv_op *op) {
     const tsh_coll *coll = &op->coll;
-    if (coll->kind == TSH_ALLREDUCE) return coll->count * op->width;
-    if (coll->kind == TSH_ALLGATHER) return tshi_uv_length(op, op->group->rank);
-    if (coll->kind == TSH_BARRIER) return 0;
-    return tshb_coll_before(coll->recv_counts, op->group->size) * coll->blocks * op->width;
+    const int rank = op->group->rank, size = op->group->size;
+    /* otherwise every rank gets the same */
+    if (coll->kind != TSH_REDUCE_SCATTER) return tshi_uv_direct_size(op, rank, rank);
+    return tshb_coll_before(coll->recv_counts, size) * coll->blocks * op->width;
 }
 
 /* Copies what op sends into its slot, and tells the others. */
@@ -43,9 +43,9 @@ static void tshi_uv_board_show_all(tshi_uv_group *group) {
         tshi_uv_board_show(tshi_uv_nth(group, &group->board, (unsigned)(group->shown + 1 - first)));
 }
 
-/* Reports an error if a peer has written a frame with op's number to its ring: then it has called a
- * collective that is not on the board. Returns 1 if so. */
-static int tshi_uv_board_meets(const tshi_uv_link *link, const tshi_uv_op *op) {
+/* Returns 1 if a peer has written a frame with op's number to its ring: it has called a collective
+ * that is not on the board. Then reports that the calls differ. */
+static int tshi_uv_frame_instead(const tshi_uv_link *link, const tshi_uv_op *op) {
     const tshi_uv_pipe *pipe = &link->pipe;
     const int64_t at = tshi_uv_shm_line(pipe->read);
     tshi_uv_head head;
@@ -58,7 +58,7 @@ static int tshi_uv_board_meets(const tshi_uv_link *link, const tshi_uv_op *op) {
 }
 
 /* Returns 1 if rank r has shown what it sends in op. Reports an error if it has called another
- * collective, or has closed the group before. */
+ * collective instead, or has closed the group. */
 static int tshi_uv_board_shows(const tshi_uv_op *op, int r) {
     tshi_uv_group *group = op->group;
     tshi_uv_link *link = &group->link[r];
@@ -66,7 +66,7 @@ static int tshi_uv_board_shows(const tshi_uv_op *op, int r) {
     /* read first: once the peer has set it, it shows nothing more */
     const int closed = TSHI_UV_GET(&link->pipe.theirs->closed) != 0;
     if (TSHI_UV_GET(&slot->number) != op->boarded) {
-        if (closed && !tshi_uv_board_meets(link, op))
+        if (closed && !tshi_uv_frame_instead(link, op))
             tshi_uv_broke(link, &group->board, "closed its connection");
         return 0;
     }
@@ -77,7 +77,7 @@ static int tshi_uv_board_shows(const tshi_uv_op *op, int r) {
 
 /* Writes to the cache lines of this rank's next slot, as many as op took. So this core has them for
  * itself by the time it shows the next collective: other cores, which have read them, give them up.
- * The slot is free: all have shown op, so all have completed what the slot had. */
+ * No rank needs what that slot shows: all have shown op, and had read it before that. */
 static void tshi_uv_board_prepare(const tshi_uv_op *op) {
     tshi_uv_slot *next = tshi_uv_slot_of(op->group, op->group->rank, op->boarded + 1);
     const int64_t size = (int64_t)sizeof *next + tshi_uv_board_size(op);
@@ -134,7 +134,7 @@ static void tshi_uv_board_look(tsh_uv_world *world) {
             if (slot && TSHI_UV_GET(&slot->number) == op->boarded + 1 && slot->seq == op->head.seq)
                 tshi_uv_differ(link, op, slot->seq);
             else if (shown && r >= shown->seen && !tshi_uv_board_shows(shown, r))
-                (void)tshi_uv_board_meets(link, shown);
+                (void)tshi_uv_frame_instead(link, shown);
         }
     }
 }

@@ -117,12 +117,12 @@ static void tshi_uv_damaged(tshi_uv_link *link, const char *what) {
  * its number is `seq`. */
 static void tshi_uv_differ(const tshi_uv_link *link, const tshi_uv_op *op, uint64_t seq) {
     const tshi_uv_group *group = link->group;
-    const int a = group->ranks[link->peer], b = group->world->rank; /* world ranks of both ends */
+    const int peer = group->ranks[link->peer], own = group->world->rank;
     char name[TSHI_UV_NAME];
     if (op->head.seq < seq) seq = op->head.seq; /* the earlier one */
     tshi_uv_report_error(
-        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(a, b),
-        "rank %d and rank %d called different collectives (collective %llu of %s)", a, b,
+        group->world, TSHI_UV_MISMATCH, group->id, seq, TSH_ERR_MISMATCH, tshb_blamed(peer, own),
+        "rank %d and rank %d called different collectives (collective %llu of %s)", peer, own,
         (unsigned long long)seq, tshb_group_text(group->id, name, sizeof name));
 }
 

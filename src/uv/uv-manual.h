@@ -39,8 +39,8 @@
  * - use shared memory between ranks of one host, on 64-bit Linux: of one user, and in one network
  *   namespace. What a rank sends in a collective of up to 2 KiB is written once, for all others to
  *   read. The memory has no name, so a rank that is killed leaves nothing behind, and is reserved
- *   before use. Sums are the same bits as over TCP, and errors the same. Where the system refuses,
- *   TCP is used, and one line logged (TSHARD_SHM);
+ *   before use. Sums have the same bits as over TCP, and errors are the same. Where the system
+ *   refuses, TCP is used, and one line logged (TSHARD_SHM);
  * - on request (TSHARD_SHM=2, or tsh_uv_desc.tensors) have tensors in memory that the ranks of this
  *   host can read, but not write: what is sent is then copied once, or summed where it lies. That
  *   is for long arrays that are sent unchanged more than once, as weights are: their all-gathers

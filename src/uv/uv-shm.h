@@ -323,13 +323,16 @@ static void tshi_uv_shm_publish(tshi_uv_group *group) {
     if (!entry) return;
     offset = tshi_uv_shm_gap(world, world->shm_sizes,
                              tshi_uv_shm_row(group->size, 2 * group->size));
-    for (int m = 0; offset && m < group->size; m++)
-        if (m == group->rank ? !tshi_uv_shm_slots(world, offset, group->size, m)
-                             : tshi_uv_shm_pair(world, world->rank, group->ranks[m]) &&
-                                   !tshi_uv_shm_rows(world, offset, group->size, m)) {
-            tshi_uv_shm_without(world, "share memory with a new group");
-            offset = 0;
-        }
+    for (int m = 0; offset && m < group->size; m++) {
+        int done = 1;
+        if (m == group->rank)
+            done = tshi_uv_shm_slots(world, offset, group->size, m);
+        else if (tshi_uv_shm_pair(world, world->rank, group->ranks[m]))
+            done = tshi_uv_shm_rows(world, offset, group->size, m);
+        if (done) continue;
+        tshi_uv_shm_without(world, "share memory with a new group");
+        offset = 0;
+    }
     if (!offset) return;
     world->shm_sizes[entry - tshi_uv_segment_of(world, world->rank)->group] = group->size;
     entry->offset = (uint64_t)offset;

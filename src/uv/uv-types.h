@@ -305,7 +305,7 @@ typedef struct tshi_uv_link {
     int64_t stalled_since;
     uv_poll_t *poll;   /* watches fd for the caller's thread; NULL until that first sleeps */
     tshi_uv_pipe pipe; /* the connection's rings in shared memory, if it has any */
-    char *slots;       /* in shared memory: the peer's slots for collectives, or this rank's own */
+    char *slots; /* the peer's slots (>>uv-board), or this rank's own; NULL: not for collectives */
 } tshi_uv_link;
 
 typedef struct tsh_uv_world tsh_uv_world;
