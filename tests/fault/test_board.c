@@ -254,7 +254,7 @@ typedef enum errand {
     BEHIND, /* rank 0 comes late: ranks 1 and 2, whose calls differ, wait for it, too */
     LEFT,   /* rank 0 comes late: rank 1 waits for it in a group that rank 2 has closed */
     BUSY,   /* ranks 0 and 2 start a broadcast and compute; rank 1 calls an all-reduce */
-    GOES, /* as BUSY, but nobody computes: rank 0 may complete the broadcast, and closes the world */
+    GOES,   /* as BUSY, but nobody computes: rank 0 may complete the broadcast, and leaves */
     GOES_ON /* as GOES, but rank 2 is the root */
 } errand;
 
